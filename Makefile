@@ -1,0 +1,35 @@
+# Everything a newcomer needs. Each target sets up what it uses; PYTHON picks the interpreter the environment is made with.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: setup demo test lint bench clean
+
+setup: $(READY)
+
+# The lock file pins every package, torch first: a looser requirement would fetch builds for hardware that may not be here.
+$(READY): requirements.lock pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check torch==$$(sed -n 's/^torch==//p' requirements.lock)
+	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	touch $@
+
+demo: setup
+	$(BIN)/postprior demo --out demo
+
+test: setup lint
+	$(BIN)/pytest
+
+lint: setup
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyright
+
+bench: setup
+	$(BIN)/python benchmarks/import_time.py
+	$(BIN)/python benchmarks/train_step.py
+
+clean:
+	rm -rf $(VENV) demo

@@ -1,0 +1,37 @@
+"""What can go wrong, one sentence each; every message says where, what was expected, what was found and the cure."""
+
+
+class PostpriorError(Exception):
+    """The root: catch it to catch everything this library raises on purpose."""
+
+
+class SettingError(PostpriorError, ValueError):
+    """A setting has a value that cannot be used."""
+
+
+class NetworkError(PostpriorError, ValueError):
+    """A network cannot be made Bayesian as it is."""
+
+
+class BeliefError(PostpriorError, ValueError):
+    """A belief does not fit the network, or two beliefs do not fit one another."""
+
+
+class PartError(PostpriorError, ValueError):
+    """A part of data cannot be learned from; the belief is as it was."""
+
+
+class DivergedError(PostpriorError, ArithmeticError):
+    """Training left the finite numbers; the belief is as it was."""
+
+
+class StoreError(PostpriorError, OSError):
+    """A file is missing, damaged, or not one of ours."""
+
+
+class DataError(PostpriorError, OSError):
+    """A dataset cannot be fetched or read."""
+
+
+class MissingExtraError(PostpriorError, ImportError):
+    """An optional package is needed for what was asked."""
