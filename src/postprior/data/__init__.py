@@ -1,0 +1,1 @@
+"""Parts of data, and where they come from."""

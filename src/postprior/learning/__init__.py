@@ -1,0 +1,1 @@
+"""What happens in time: a belief meets a part of data and becomes the next belief."""

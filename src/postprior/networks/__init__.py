@@ -1,0 +1,1 @@
+"""A plain network made Bayesian, and the belief about all its weights together."""

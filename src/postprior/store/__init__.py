@@ -1,0 +1,1 @@
+"""Beliefs on disk."""

@@ -1,0 +1,55 @@
+"""What every room means by a batch and by a part of data."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some examples: how the network is called on them, and what should come out."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    targets: Tensor | None
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> "Batch":
+        """On the network's device, floating inputs in the network's own type."""
+        targets = None if self.targets is None else _move(self.targets, device, dtype)
+        args = tuple(_move(value, device, dtype) for value in self.args)
+        return Batch(args, {key: _move(value, device, dtype) for key, value in self.kwargs.items()}, targets)
+
+    def __len__(self) -> int:
+        """How many examples there are."""
+        tensors = (value for _, value in [("", self.targets), *self.inputs()] if isinstance(value, Tensor))
+        return next((len(value) for value in tensors if value.dim() > 0), 0)
+
+    def inputs(self) -> list[tuple[str, Any]]:
+        """Every input with a name for messages."""
+        positional = [("input" if len(self.args) == 1 else f"input {i}", value) for i, value in enumerate(self.args)]
+        return [*positional, *((f"input {key!r}", value) for key, value in self.kwargs.items())]
+
+
+class Part(Protocol):
+    """One part of the data, readable more than once."""
+
+    def batches(self, batch_size: int, generator: torch.Generator | None = None) -> Iterator[Batch]:
+        """All examples once, shuffled by the generator, or in their own order without one."""
+        ...
+
+    def num_batches(self, batch_size: int) -> int | None:
+        """How many batches one pass has, or None where only a pass can tell."""
+        ...
+
+    def split(self, num_held: int, generator: torch.Generator) -> tuple[Self, Self]:
+        """The part without a random choice of its examples, and those."""
+        ...
+
+
+def _move(value: Any, device: torch.device, dtype: torch.dtype) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    return value.to(device, dtype if value.is_floating_point() else None, non_blocking=True)

@@ -1,0 +1,193 @@
+"""Whatever holds examples, as a part: arrays, tensors, datasets and loaders; tuples and dictionaries of inputs."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+
+from postprior.batch import Batch, Part
+from postprior.errors import PartError
+
+TARGET_NAMES = ("label", "labels", "target", "targets", "y")
+"""Keys of a dictionary that are taken for the targets."""
+
+
+class IndexedPart:
+    """A part whose examples are fetched by number."""
+
+    def __init__(self, fetch: Callable[[Tensor], Batch], indices: Tensor) -> None:
+        self._fetch, self._indices = fetch, indices
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def num_batches(self, batch_size: int) -> int:
+        return len(_sizes(len(self), batch_size))
+
+    def batches(self, batch_size: int, generator: torch.Generator | None = None) -> Iterator[Batch]:
+        order = self._indices
+        if generator is not None:
+            order = order[torch.randperm(len(order), generator=generator)]
+        return map(self._fetch, order.split(_sizes(len(self), batch_size)))
+
+    def split(self, num_held: int, generator: torch.Generator) -> tuple["IndexedPart", "IndexedPart"]:
+        order = self._indices[torch.randperm(len(self), generator=generator)]
+        held, learned = order[:num_held].sort().values, order[num_held:].sort().values
+        return IndexedPart(self._fetch, learned), IndexedPart(self._fetch, held)
+
+
+class LoaderPart:
+    """A part that a loader of the user's cuts into batches of its own, shuffled as it pleases."""
+
+    def __init__(self, loader: DataLoader[Any], target: str | None, has_targets: bool) -> None:
+        self._loader, self._target, self._has_targets = loader, target, has_targets
+
+    def num_batches(self, batch_size: int) -> int | None:
+        del batch_size
+        return None if isinstance(self._loader.dataset, IterableDataset) else len(self._loader)
+
+    def batches(self, batch_size: int, generator: torch.Generator | None = None) -> Iterator[Batch]:
+        del batch_size, generator
+        return (to_batch(item, self._target, self._has_targets) for item in self._loader)
+
+    def split(self, num_held: int, generator: torch.Generator) -> tuple["LoaderPart", "LoaderPart"]:
+        raise PartError(
+            "holdout needs a part whose examples can be chosen: give the dataset rather than its DataLoader"
+        )
+
+
+def as_part(data: Any, *, target: str | None = None) -> Part:
+    """The data as a part to learn from.
+
+    Takes ``(inputs, targets)`` of arrays or tensors, where inputs may be a tuple or a dictionary; a dictionary that
+    holds the targets too; a Dataset or a DataLoader whose items are such tuples or dictionaries. ``target`` names the
+    targets in a dictionary.
+    """
+    return _part(data, target, has_targets=True)
+
+
+def as_inputs(data: Any) -> Part:
+    """The data as inputs to predict for; a tuple is several inputs. A Dataset's or DataLoader's targets are passed over."""
+    return _part(data, None, has_targets=isinstance(data, (Dataset, DataLoader)))
+
+
+def to_batch(item: Any, target: str | None = None, has_targets: bool = True) -> Batch:
+    """A batch from tensors in a tuple, whose last element is the targets, or in a dictionary."""
+    if isinstance(item, Mapping):
+        return _from_mapping(dict(cast(Mapping[str, Any], item)), target, has_targets)
+    if not has_targets:
+        return Batch(tuple(cast(Sequence[Any], item)) if isinstance(item, (tuple, list)) else (item,), {}, None)
+    if not isinstance(item, (tuple, list)) or len(cast(Sequence[Any], item)) < 2:
+        raise PartError(f"expected (inputs, targets) or a dictionary, found {_described(item)}")
+    *inputs, targets = cast(Sequence[Any], item)
+    if len(inputs) == 1 and isinstance(inputs[0], Mapping):
+        return Batch((), dict(cast(Mapping[str, Any], inputs[0])), targets)
+    if len(inputs) == 1 and isinstance(inputs[0], (tuple, list)):
+        inputs = list(cast(Sequence[Any], inputs[0]))
+    return Batch(tuple(inputs), {}, targets)
+
+
+def _part(data: Any, target: str | None, has_targets: bool) -> Part:
+    if isinstance(data, DataLoader):
+        return LoaderPart(cast(DataLoader[Any], data), target, has_targets)
+    if isinstance(data, IterableDataset):
+        return LoaderPart(DataLoader(cast(Any, data), batch_size=128), target, has_targets)
+    if isinstance(data, Dataset):
+        dataset = cast(Any, data)
+
+        def collate(indices: Tensor) -> Batch:
+            numbers = indices.tolist()
+            return to_batch(_collated([dataset[i] for i in numbers], numbers), target, has_targets)
+
+        return IndexedPart(collate, torch.arange(len(dataset)))
+    batch = to_batch(_tensors(data, "part"), target, has_targets)
+    return IndexedPart(lambda indices: _take(batch, indices), torch.arange(_agreed_length(batch)))
+
+
+def _from_mapping(item: dict[str, Any], target: str | None, has_targets: bool) -> Batch:
+    names = (target,) if target is not None else TARGET_NAMES
+    found = [name for name in names if name in item]
+    if has_targets and len(found) != 1:
+        raise PartError(
+            f"expected one of the keys {', '.join(names)} to hold the targets, found {sorted(item)}: "
+            "say which with target=..."
+        )
+    targets = item.pop(found[0]) if found else None
+    # A single input needs no name: most networks call theirs something else than the data does.
+    return Batch(tuple(item.values()), {}, targets) if len(item) == 1 else Batch((), item, targets)
+
+
+def _tensors(data: Any, where: str) -> Any:
+    """The same structure with tensors for arrays."""
+    if isinstance(data, Tensor):
+        return data
+    if isinstance(data, Mapping):
+        mapping = cast(Mapping[Any, Any], data)
+        return {str(key): _tensors(value, f"{where}[{key!r}]") for key, value in mapping.items()}
+    if isinstance(data, tuple):
+        return tuple(_tensors(value, f"{where}[{i}]") for i, value in enumerate(cast(tuple[Any, ...], data)))
+    try:
+        array = np.asarray(data)
+        return torch.from_numpy(array if array.flags.writeable else array.copy())
+    except (TypeError, ValueError) as error:
+        raise PartError(
+            f"{where}: expected numbers in a tensor or array, found {_described(data)} ({error})"
+        ) from error
+
+
+def _collated(items: list[Any], numbers: list[int]) -> Any:
+    try:
+        return default_collate(items)
+    except (RuntimeError, TypeError) as error:
+        shapes = [_described(item) for item in items]
+        odd = next((i for i, shape in enumerate(shapes) if shape != shapes[0]), 0)
+        raise PartError(
+            f"example {numbers[odd]} is {shapes[odd]} where example {numbers[0]} is {shapes[0]}: examples of one part "
+            f"must have one shape, or come from a DataLoader with a collate_fn ({error})"
+        ) from error
+
+
+def _agreed_length(batch: Batch) -> int:
+    named = [*batch.inputs(), *([("targets", batch.targets)] if batch.targets is not None else [])]
+    lengths: dict[str, int] = {}
+    for name, value in named:
+        if not isinstance(value, Tensor) or value.dim() == 0:
+            raise PartError(f"{name}: expected a tensor or array of examples, found {_described(value)}")
+        lengths[name] = len(value)
+    if len(set(lengths.values())) > 1:
+        raise PartError(
+            f"expected as many targets as inputs, found {', '.join(f'{v} {k}' for k, v in lengths.items())}"
+        )
+    return next(iter(lengths.values()))
+
+
+def _take(batch: Batch, indices: Tensor) -> Batch:
+    def taken(value: Tensor) -> Tensor:
+        return value[indices.to(value.device)]
+
+    targets = None if batch.targets is None else taken(batch.targets)
+    return Batch(tuple(map(taken, batch.args)), {key: taken(value) for key, value in batch.kwargs.items()}, targets)
+
+
+def _sizes(num_examples: int, batch_size: int) -> list[int]:
+    """Sizes of the batches of one pass; a last batch of one joins its neighbour, since batch statistics need two."""
+    if num_examples == 0:
+        return []
+    count = math.ceil(num_examples / batch_size)
+    sizes = [batch_size] * (count - 1) + [num_examples - batch_size * (count - 1)]
+    if len(sizes) > 1 and sizes[-1] == 1 and batch_size > 1:
+        sizes[-2:] = [sizes[-2] + 1]
+    return sizes
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, (Tensor, np.ndarray)):
+        return f"{type(value).__name__} of shape {tuple(value.shape)}"
+    if isinstance(value, (tuple, list)):
+        items = cast(Sequence[Any], value)
+        return f"({', '.join(map(_described, items[:4]))}{', ...' if len(items) > 4 else ''})"
+    return type(value).__name__

@@ -1,0 +1,85 @@
+"""What a family of beliefs about one weight tensor must be able to do."""
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar, Literal, NamedTuple, Self, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+Role = Literal["kernel", "dense", "other"]
+"""How a layer uses a tensor: filters [N, C, *kernel] of a convolution, a matrix [out, in], or anything else."""
+
+
+class Draw(NamedTuple):
+    """One sample: the weights, and the latent variable they were drawn with where the family has one."""
+
+    weight: Tensor
+    latent: Tensor | None = None
+
+
+class Family(nn.Module, ABC):
+    """A distribution over one weight tensor. It serves as prior and as posterior: those are roles, not classes.
+
+    A family is trainable (its tensors are parameters) until `frozen` makes the copy that leaves `absorb`.
+    """
+
+    roles: ClassVar[frozenset[Role]]
+    """The roles this family is made for; tensors in other roles get the factorised Gaussian."""
+    spread: ClassVar[frozenset[str]] = frozenset()
+    """The parameters that say how wide the belief is; they may learn at a rate of their own."""
+
+    @classmethod
+    @abstractmethod
+    def from_gaussian(cls, mean: Tensor, sd: Tensor, generator: torch.Generator) -> Self:
+        """The member of this family that is, or in a stated way extends, independent N(mean, sd²)."""
+
+    @classmethod
+    def first_prior(cls, mean: Tensor, sd: Tensor, generator: torch.Generator) -> Self:
+        """What is believed before any data: the same Gaussian, but for families that extend it in another way."""
+        return cls.from_gaussian(mean, sd, generator)
+
+    @classmethod
+    @abstractmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
+        """The inverse of ``state_dict``."""
+
+    @property
+    @abstractmethod
+    def location(self) -> nn.Parameter:
+        """The parameter that takes the place of the network's own."""
+
+    @abstractmethod
+    def draw(self, generator: torch.Generator) -> Draw:
+        """One sample, differentiable in the family's parameters."""
+
+    @abstractmethod
+    def log_density(self, draw: Draw) -> Tensor:
+        """The exact log-density of the whole draw, in nats: with a latent variable, of both together."""
+
+    @abstractmethod
+    def mean(self) -> Tensor:
+        """The mean of every weight."""
+
+    @abstractmethod
+    def sd(self) -> Tensor:
+        """The standard deviation of every weight."""
+
+    def local_moments(self, draw: Draw) -> tuple[Tensor, Tensor] | None:
+        """Mean and variance of every weight given the draw's latent, or None where weights are then correlated."""
+        del draw
+        return None
+
+
+FamilyT = TypeVar("FamilyT", bound=Family)
+
+
+def frozen(family: FamilyT) -> FamilyT:
+    """A detached copy that nothing trains."""
+    return copy.deepcopy(family).requires_grad_(False)
+
+
+def as_parameter(tensor: Tensor) -> nn.Parameter:
+    """The tensor itself where it is a parameter already, so that a belief can share the network's own tensor."""
+    return tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor.detach().clone())

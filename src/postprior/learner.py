@@ -1,0 +1,192 @@
+"""The everyday surface: one object that absorbs parts, predicts, and can be put away and taken up again."""
+
+import copy
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from postprior.data.parts import as_inputs, as_part
+from postprior.errors import SettingError, StoreError
+from postprior.learning import likelihoods, predict
+from postprior.learning.absorb import Update, absorb
+from postprior.learning.likelihoods import Likelihood
+from postprior.learning.objective import Term
+from postprior.learning.predict import Prediction, Score
+from postprior.learning.progress import shown
+from postprior.learning.settings import Settings, checked_names
+from postprior.networks.bayesian import check_fits, from_belief
+from postprior.networks.belief import Belief
+from postprior.networks.convert import first_belief
+from postprior.store.manifest import from_plain, to_plain
+from postprior.store.tensors import read_tensors, write_tensors
+
+
+class Learner:
+    """A network that learns from parts that arrive one after another; after each, the posterior becomes the prior.
+
+    ``network`` is left untouched. ``family`` is a name in ``postprior.FAMILIES``; ``likelihood`` a name, an object such
+    as ``postprior.Gaussian(sd=0.7)``, or a function of outputs and targets. ``prior_sd`` is the width of the first
+    prior, a number or ``"fan_in"``. ``point`` and ``frozen`` are patterns of parameter names. ``prior`` is a first
+    belief to start from instead, such as one made from a pretrained network. Every field of ``postprior.Settings``
+    is a further keyword: ``temperature=0.2``, ``epochs=50``.
+
+        >>> learner = Learner(nn.Linear(2, 3), likelihood="categorical", epochs=2, seed=0)
+        >>> update = learner.absorb((torch.randn(20, 2), torch.randint(3, (20,))))
+        >>> learner.predict(torch.randn(4, 2)).mean.shape
+        torch.Size([4, 3])
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        *,
+        family: str = "factorized",
+        likelihood: str | Likelihood | Callable[[Tensor, Tensor], Tensor] = "categorical",
+        prior_sd: float | str = 1.0,
+        point: Sequence[str] = (),
+        frozen: Sequence[str] = (),
+        prior: Belief | None = None,
+        seed: int = 0,
+        terms: Mapping[str, Term] | None = None,
+        progress: bool = False,
+        settings: Settings | None = None,
+        **more_settings: Any,
+    ) -> None:
+        self.settings = replace(settings or Settings(), **checked_names(more_settings))
+        self.likelihood = likelihoods.as_likelihood(likelihood)
+        self.network, self.seed, self.terms, self.progress = network, seed, dict(terms or {}), progress
+        if prior is None:
+            unknowns = self.likelihood.unknowns()
+            prior = first_belief(network, family, prior_sd=prior_sd, point=point, frozen=frozen, unknowns=unknowns)
+        check_fits(network, prior)
+        self._belief = prior
+
+    @property
+    def belief(self) -> Belief:
+        """What is known so far: frozen, and the prior of the next part."""
+        return self._belief
+
+    def absorb(self, data: Any, *, target: str | None = None, **settings: Any) -> Update:
+        """Learn from one part; whatever goes wrong, the belief is as it was.
+
+        ``data``: ``(x, y)`` of arrays or tensors, a Dataset, a DataLoader, or dictionaries (``target`` names the
+        targets). Further keywords are settings for this part alone.
+        """
+        chosen = replace(self.settings, **checked_names(settings))
+        title = f"part {self._belief.num_parts + 1}"
+        with shown(title) if self.progress else nullcontext() as progress:
+            self._belief, update = absorb(
+                self.network,
+                prior=self._belief,
+                part=as_part(data, target=target),
+                likelihood=self.likelihood,
+                settings=chosen,
+                seed=self.seed,
+                terms=self.terms,
+                progress=progress,
+            )
+        return update
+
+    def predict(
+        self,
+        inputs: Any,
+        *,
+        num_samples: int = 100,
+        seed: int | None = None,
+        batch_size: int = 500,
+        at_mean: bool = False,
+        keep_samples: bool = False,
+    ) -> Prediction:
+        """Predictions averaged over weight samples, or with the mean weights; a tuple is several inputs."""
+        return predict.predict(
+            self.network,
+            self._belief,
+            as_inputs(inputs),
+            self.likelihood,
+            num_samples=num_samples,
+            seed=self.seed if seed is None else seed,
+            batch_size=batch_size,
+            at_mean=at_mean,
+            keep_samples=keep_samples,
+        )
+
+    def score(
+        self,
+        data: Any,
+        *,
+        target: str | None = None,
+        num_samples: int = 100,
+        seed: int | None = None,
+        batch_size: int = 500,
+    ) -> Score:
+        """NLL and accuracy on data with targets."""
+        return predict.score(
+            self.network,
+            self._belief,
+            as_part(data, target=target),
+            self.likelihood,
+            num_samples=num_samples,
+            seed=self.seed if seed is None else seed,
+            batch_size=batch_size,
+        )
+
+    def mean_network(self) -> nn.Module:
+        """A plain copy of the network with the mean weights, to deploy where one forward pass has to do."""
+        network = copy.deepcopy(self.network)
+        with torch.no_grad():
+            bayesian = from_belief(network, self._belief, generator=torch.Generator())
+            network.load_state_dict(bayesian.network.state_dict())
+            means = self._belief.mean()
+            for name, parameter in network.named_parameters():
+                parameter.copy_(means.get(name, parameter))
+        return network.eval()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write belief, likelihood, settings and seed to one file, which appears whole or not at all.
+
+        Functions of your own (likelihood, augment, terms) are not written: no file here can hold code.
+        """
+        tensors, about = to_plain(self._belief)
+        plain = asdict(replace(self.settings, augment=None))
+        codeless = {
+            "likelihood": likelihoods.to_json(self.likelihood),
+            "settings": plain,
+            "seed": self.seed,
+            "needs": [
+                name
+                for name, given in (
+                    ("likelihood", likelihoods.to_json(self.likelihood) is None),
+                    ("augment", self.settings.augment is not None),
+                    ("terms", bool(self.terms)),
+                )
+                if given
+            ],
+        }
+        write_tensors(path, tensors, {"belief": about, "learner": codeless})
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], network: nn.Module, **keywords: Any) -> Self:
+        """Take up a learner that ``save`` wrote, with the network it is about.
+
+        Keywords are those of the constructor; functions that the learner had must be given again.
+        """
+        tensors, about = read_tensors(path)
+        if "learner" not in about:
+            raise StoreError(f"{path} holds no learner: expected a file that Learner.save wrote")
+        kept = about["learner"]
+        missing = [name for name in kept["needs"] if name not in keywords]
+        if missing:
+            raise SettingError(
+                f"{path} was saved with functions of your own, which no file here can hold: "
+                f"pass {', '.join(f'{name}=...' for name in missing)} again"
+            )
+        given: dict[str, Any] = {**kept["settings"], "seed": kept["seed"], **keywords}
+        if "likelihood" not in given:
+            given["likelihood"] = likelihoods.from_json(kept["likelihood"])
+        device = next(network.parameters()).device
+        return cls(network, prior=from_plain(tensors, about["belief"]).to(device), **given)

@@ -1,0 +1,174 @@
+"""The one line everything serves: belief = absorb(network, prior=belief, part=part)."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from postprior.batch import Part
+from postprior.errors import PartError, SettingError
+from postprior.learning import objective
+from postprior.learning.checks import outputs_of
+from postprior.learning.likelihoods import Likelihood
+from postprior.learning.objective import Term
+from postprior.learning.predict import Score, device_of, dtype_of, frozen_network, score, score_of
+from postprior.learning.settings import Settings
+from postprior.learning.training import Epoch, Progress, train
+from postprior.maths import seeds
+from postprior.networks import normalisation
+from postprior.networks.bayesian import BayesianNetwork, from_belief
+from postprior.networks.belief import Belief
+from postprior.networks.convert import starting_posterior
+
+HOLDOUT_SAMPLES = 10
+"""Weight samples behind one look at the held-out share."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """What one absorption reports; nothing of it is carried."""
+
+    before: Score | None
+    """The part under the OLD belief, measured before it was learned; None if ``score_samples`` is 0."""
+    data_term: float
+    """E[log p(D_t | w)] in nats for the whole part, averaged over the last epoch; the larger the better."""
+    kl: float
+    """KL(posterior ‖ prior) in nats, once learned; for families with a flow, an estimate from one draw."""
+    temperature: float
+    num_examples: int
+    """Examples learned from, without those held out."""
+    num_steps: int
+    seconds: float
+    epochs: tuple[Epoch, ...]
+    stopped_early: bool
+
+    @property
+    def elbo(self) -> float:
+        """Objective (2) of the paper, in nats: the data term less temperature x KL."""
+        return self.data_term - self.temperature * self.kl
+
+
+def absorb(
+    network: nn.Module,
+    *,
+    prior: Belief,
+    part: Part,
+    likelihood: Likelihood,
+    settings: Settings | None = None,
+    seed: int = 0,
+    terms: Mapping[str, Term] | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> tuple[Belief, Update]:
+    """The belief after one more part, and a report. Neither the network nor the prior changes, whatever happens.
+
+    ``terms`` are summands of your own, added to the objective. Same seed, same prior and same part give the same bytes
+    on the CPU.
+    """
+    settings, began = settings or Settings(), time.perf_counter()
+    device, key = device_of(network), (seed, prior.num_parts)
+    with seeds.quarantined(device, *key, "torch"):
+        before = score(
+            network,
+            prior,
+            part,
+            likelihood,
+            num_samples=max(1, settings.score_samples),
+            seed=seeds.number(*key, "before"),
+            batch_size=settings.batch_size,
+        )
+        learned, held, num_examples = _split(part, before.num_examples, settings, seeds.stream("cpu", *key, "split"))
+        posterior = _start(network, prior, settings, seeds.stream(device, *key, "weights"))
+        all_terms = {**_terms(network, posterior, prior, likelihood, settings, key), **(terms or {})}
+
+        def judge() -> float:
+            assert held is not None
+            with normalisation.modes_kept(posterior):
+                posterior.eval()
+                options = {"num_samples": HOLDOUT_SAMPLES, "seed": seed, "batch_size": settings.batch_size}
+                return score_of(posterior, held, likelihood, **options).nll
+
+        tracking = normalisation.tracking_layers(posterior.network, prior.held)
+        with normalisation.training_mode(posterior.network, tracking):
+            posterior.training = True
+            order = seeds.stream("cpu", *key, "order")
+            judging = judge if held is not None else None
+            trace = train(posterior, learned, likelihood, all_terms, settings, num_examples, order, judging, progress)
+        counts = _accumulate_statistics(posterior, prior, learned, settings, tracking)
+        with torch.no_grad():
+            kl = float(objective.total_kl(posterior.families(), prior.weights, posterior.draw()))
+    belief = posterior.belief(counts, num_parts=prior.num_parts + 1, num_examples=prior.num_examples + num_examples)
+    update = Update(
+        before=before if settings.score_samples else None,
+        data_term=trace.epochs[-1].data_term,
+        kl=kl,
+        temperature=settings.temperature,
+        num_examples=num_examples,
+        num_steps=trace.num_steps,
+        seconds=time.perf_counter() - began,
+        epochs=trace.epochs,
+        stopped_early=trace.stopped_early,
+    )
+    return belief, update
+
+
+def _split(
+    part: Part, num_examples: int, settings: Settings, generator: torch.Generator
+) -> tuple[Part, Part | None, int]:
+    if not settings.holdout:
+        return part, None, num_examples
+    num_held = round(settings.holdout * num_examples)
+    if not 0 < num_held < num_examples:
+        raise PartError(
+            f"holdout={settings.holdout} of {num_examples} examples leaves {num_held} to judge by and "
+            f"{num_examples - num_held} to learn from: expected at least one of each; give a larger part"
+        )
+    learned, held = part.split(num_held, generator)
+    return learned, held, num_examples - num_held
+
+
+def _start(network: nn.Module, prior: Belief, settings: Settings, generator: torch.Generator) -> BayesianNetwork:
+    local = settings.local_reparameterization
+    if prior.num_parts == 0 or settings.start == "fresh":
+        posterior = starting_posterior(network, prior, settings.start_sd, local, generator)
+    else:
+        posterior = from_belief(network, prior, local_reparameterization=local, generator=generator)
+    if not any(parameter.requires_grad for parameter in posterior.parameters()):
+        raise SettingError("every parameter is frozen: there is nothing to learn; freeze fewer")
+    return posterior
+
+
+def _terms(
+    network: nn.Module,
+    posterior: BayesianNetwork,
+    prior: Belief,
+    likelihood: Likelihood,
+    settings: Settings,
+    key: tuple[int, int],
+) -> dict[str, Term]:
+    """The summands that the settings ask for."""
+    terms = {
+        "data": objective.negative_log_likelihood(likelihood),
+        "kl": objective.divergence(posterior.families(), prior.weights, settings.temperature),
+    }
+    # Before the first part the old belief has seen nothing worth keeping.
+    if settings.function_space and prior.num_parts:
+        old, noise = frozen_network(network, prior), seeds.stream(device_of(network), *key, "old")
+        terms["function space"] = objective.function_space(old, likelihood, settings.function_space, noise)
+    return terms
+
+
+@torch.no_grad()
+def _accumulate_statistics(
+    posterior: BayesianNetwork, prior: Belief, part: Part, settings: Settings, layers: normalisation.Layers
+) -> dict[str, int]:
+    """One more pass, with sampled weights as in prediction, adds the part's moments to the running statistics."""
+    if not layers:
+        return dict(prior.counts)
+    device, dtype = device_of(posterior.network), dtype_of(posterior.network)
+    with normalisation.observing(posterior.network, layers) as seen:
+        posterior.training = False
+        for batch in part.batches(settings.batch_size):
+            outputs_of(posterior, posterior.draw(), batch.to(device, dtype), 0)
+    return normalisation.accumulate(layers, prior.counts, seen)

@@ -1,0 +1,206 @@
+"""The loop: mini-batches, gradients, and when to stop."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from postprior.batch import Batch, Part
+from postprior.errors import DivergedError, PartError
+from postprior.learning.checks import outputs_of, targets_of
+from postprior.learning.likelihoods import Likelihood
+from postprior.learning.objective import Step, Term, objective
+from postprior.learning.predict import device_of, dtype_of
+from postprior.learning.settings import Precision, Settings
+from postprior.networks.bayesian import BayesianNetwork
+
+STEPS_BETWEEN_LOOKS = 50
+"""On an accelerator, looking at the loss stops the queue: it is looked at this often. On the CPU, at every step."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far an absorption is."""
+
+    step: int
+    num_steps: int
+    nelbo: float
+    """The objective per example, as it was last looked at."""
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """Averages over one pass over the part, in nats for the whole part."""
+
+    data_term: float
+    kl: float
+    """Of the posterior from the prior, temperature not counted; averaged like the data term."""
+    holdout_nll: float | None
+    """Per example, after the pass."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What happened in the loop."""
+
+    epochs: tuple[Epoch, ...]
+    num_steps: int
+    stopped_early: bool
+
+
+class _Stepper:
+    """Gradient steps on one posterior: the optimizer, its rates and its precision."""
+
+    def __init__(
+        self,
+        posterior: BayesianNetwork,
+        likelihood: Likelihood,
+        terms: Mapping[str, Term],
+        settings: Settings,
+        num_examples: int,
+        num_steps: int,
+    ) -> None:
+        self._posterior, self._likelihood, self._terms = posterior, likelihood, terms
+        self._settings, self._num_examples, self.num_steps = settings, num_examples, num_steps
+        self._device, self._dtype = device_of(posterior.network), dtype_of(posterior.network)
+        self._optimizer = adam(posterior, settings)
+        self._rates = [group["lr"] for group in self._optimizer.param_groups]
+        self._parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
+        # Only half precision is too narrow for gradients as they are.
+        self._scaler = torch.amp.GradScaler(self._device.type, enabled=settings.precision == "float16")
+        self._look_every = 1 if self._device.type == "cpu" else STEPS_BETWEEN_LOOKS
+        self.step, self.nelbo = 0, math.nan
+
+    def take(self, batch: Batch) -> dict[str, Tensor]:
+        """One step; returns each term in nats."""
+        if self._settings.schedule == "linear":
+            for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
+                group["lr"] = rate * (1 - self.step / self.num_steps)
+        loss, nats = self._loss(batch.to(self._device, self._dtype))
+        self._look(loss)
+        self._optimizer.zero_grad(set_to_none=True)
+        self._scaler.scale(loss).backward()
+        if self._settings.clip_norm is not None:
+            self._scaler.unscale_(self._optimizer)
+            nn.utils.clip_grad_norm_(self._parameters, self._settings.clip_norm)
+        self._scaler.step(self._optimizer)
+        self._scaler.update()
+        self.step += 1
+        return nats
+
+    def _loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        if self._settings.augment is not None and batch.args:
+            batch = Batch((self._settings.augment(batch.args[0]), *batch.args[1:]), batch.kwargs, batch.targets)
+        samples = [self._sampled(batch) for _ in range(self._settings.num_samples)]
+        loss = torch.stack([loss for loss, _ in samples]).mean()
+        return loss, {name: torch.stack([nats[name] for _, nats in samples]).mean() for name in self._terms}
+
+    def _sampled(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        draws = self._posterior.draw()
+        with _autocast(self._device, self._settings.precision):
+            outputs = outputs_of(self._posterior, draws, batch, 0)
+        outputs = outputs.to(self._dtype) if outputs.is_floating_point() else outputs
+        targets = self._likelihood.check(outputs, targets_of(batch, 0), 0)
+        return objective(self._terms, Step(batch, targets, outputs, draws, self._num_examples))
+
+    def _look(self, loss: Tensor) -> None:
+        last = self.step == self.num_steps - 1
+        if self.step % self._look_every and not last:
+            return
+        self.nelbo = float(loss.detach())
+        if not math.isfinite(self.nelbo):
+            raise DivergedError(
+                f"the loss became {self.nelbo} at step {self.step + 1} of {self.num_steps}; the belief is as it was. "
+                "Lower learning_rate or spread_rate, or set clip_norm=1"
+            )
+
+
+def train(
+    posterior: BayesianNetwork,
+    part: Part,
+    likelihood: Likelihood,
+    terms: Mapping[str, Term],
+    settings: Settings,
+    num_examples: int,
+    order: torch.Generator,
+    judge: Callable[[], float] | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> Trace:
+    """Train in place until the last epoch or step, or until ``judge``, the held-out NLL, no longer improves."""
+    planned = settings.steps or settings.epochs * _count_batches(part, settings.batch_size)
+    stepper = _Stepper(posterior, likelihood, terms, settings, num_examples, planned)
+    best = _Best(posterior)
+    epochs: list[Epoch] = []
+    while stepper.step < planned and best.age < settings.patience:
+        sums: dict[str, Tensor] = {}
+        began = stepper.step
+        for batch in _up_to(part.batches(settings.batch_size, order), planned - began):
+            nats = stepper.take(batch)
+            sums = {name: sums[name] + value if sums else value for name, value in nats.items()}
+            if progress:
+                progress(Progress(stepper.step, planned, stepper.nelbo))
+        if stepper.step == began:
+            raise PartError("the part gave no batch on a second pass: give one that can be read more than once")
+        holdout_nll = judge() if judge else None
+        means = {name: float(value) / (stepper.step - began) for name, value in sums.items()}
+        epochs.append(Epoch(-means["data"], means["kl"] / settings.temperature, holdout_nll))
+        if holdout_nll is not None:
+            best.offer(holdout_nll)
+    best.restore()
+    return Trace(tuple(epochs), stepper.step, stopped_early=best.age >= settings.patience)
+
+
+def adam(posterior: BayesianNetwork, settings: Settings) -> torch.optim.Adam:
+    """Adam with default moments over everything that learns, widths at a rate of their own."""
+    places: list[nn.Parameter] = []
+    widths: list[nn.Parameter] = []
+    for family in posterior.families().values():
+        for name, parameter in family.named_parameters():
+            if parameter.requires_grad:
+                (widths if name in family.spread else places).append(parameter)
+    groups: list[dict[str, Any]] = [
+        {"params": places, "lr": settings.learning_rate},
+        {"params": widths, "lr": settings.learning_rate * settings.spread_rate},
+    ]
+    # One kernel for all parameters; it does not know complex numbers.
+    fused = not any(parameter.is_complex() for parameter in (*places, *widths))
+    return torch.optim.Adam([group for group in groups if group["params"]], fused=fused)
+
+
+class _Best:
+    """The best weights so far, and how many epochs ago they were seen."""
+
+    def __init__(self, posterior: BayesianNetwork) -> None:
+        self._posterior = posterior
+        self._nll, self._state = math.inf, None
+        self.age = 0
+
+    def offer(self, nll: float) -> None:
+        self.age += 1
+        if nll < self._nll:
+            self._nll, self.age = nll, 0
+            self._state = {name: value.clone() for name, value in self._posterior.state_dict().items()}
+
+    def restore(self) -> None:
+        if self._state is not None:
+            self._posterior.load_state_dict(self._state)
+
+
+def _autocast(device: torch.device, precision: Precision) -> torch.autocast:
+    dtype = {"float32": torch.bfloat16, "bfloat16": torch.bfloat16, "float16": torch.float16}[precision]
+    return torch.autocast(device.type, dtype, enabled=precision != "float32")
+
+
+def _count_batches(part: Part, batch_size: int) -> int:
+    count = part.num_batches(batch_size)
+    return sum(1 for _ in part.batches(batch_size)) if count is None else count
+
+
+def _up_to(batches: Iterable[Batch], most: int) -> Iterator[Batch]:
+    for i, batch in enumerate(batches):
+        if i == most:
+            return
+        yield batch

@@ -1,0 +1,55 @@
+"""Gaussians with a full covariance in each of many small blocks, Σ = L Lᵀ.
+
+Shapes: B... leading axes that count blocks, K size of one block, P = K (K - 1) / 2 elements below its diagonal.
+"""
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from postprior.maths.gaussian import LOG_2PI
+
+
+@cache
+def below_diagonal(size: int) -> tuple[Tensor, Tensor]:
+    """Rows and columns of the elements below the diagonal of a K x K matrix."""
+    rows, columns = torch.tril_indices(size, size, offset=-1)
+    return rows, columns
+
+
+def factor(lower: Tensor, log_diagonal: Tensor) -> Tensor:
+    """L = diag(d) (I + M), with d = exp(log_diagonal) and M strictly lower triangular.
+
+    The scale d multiplies whole rows, so that ``lower`` has no unit: one learning rate suits blocks of any width.
+    """
+    size = log_diagonal.shape[-1]
+    rows, columns = (index.to(lower.device) for index in below_diagonal(size))
+    unit = torch.eye(size, dtype=lower.dtype, device=lower.device).expand(*log_diagonal.shape, size).clone()
+    unit[..., rows, columns] = lower  # [B..., P]
+    return log_diagonal.exp().unsqueeze(-1) * unit  # [B..., K, K]
+
+
+def inverse(lower_factor: Tensor) -> Tensor:
+    """L⁻¹ of each block."""
+    identity = torch.eye(lower_factor.shape[-1], dtype=lower_factor.dtype, device=lower_factor.device)
+    return torch.linalg.solve_triangular(lower_factor, identity.expand_as(lower_factor), upper=False)
+
+
+def multiply(matrix: Tensor, vector: Tensor) -> Tensor:
+    """A v in each block."""
+    return (matrix @ vector.unsqueeze(-1)).squeeze(-1)
+
+
+def log_density(value: Tensor, mean: Tensor, inverse_factor: Tensor, log_diagonal: Tensor) -> Tensor:
+    """Σ over blocks of log N(v | m, L Lᵀ), given L⁻¹ and the logarithm of L's diagonal."""
+    white = multiply(inverse_factor, value - mean)
+    return -0.5 * white.square().sum() - log_diagonal.sum() - 0.5 * LOG_2PI * value.numel()
+
+
+def kl_from_white(white_factor: Tensor, white_distance: Tensor, log_det_ratio: Tensor) -> Tensor:
+    """KL between block Gaussians, with everything measured in units of the second one.
+
+    ½ (‖L̃⁻¹L‖² + ‖L̃⁻¹(m - m̃)‖² - K) + log|L̃| - log|L|, summed over blocks; ``log_det_ratio`` is log|L̃| - log|L|.
+    """
+    return 0.5 * (white_factor.square().sum() + white_distance.square().sum() - white_distance.numel()) + log_det_ratio

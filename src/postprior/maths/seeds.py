@@ -1,0 +1,30 @@
+"""Streams of randomness: the same key means the same numbers, different keys mean unrelated ones."""
+
+import hashlib
+from collections.abc import Generator
+from contextlib import contextmanager
+
+import torch
+
+
+def number(*key: int | str) -> int:
+    """A seed from a key."""
+    digest = hashlib.sha256("/".join(map(str, key)).encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1  # torch takes seeds below 2^63
+
+
+def stream(device: torch.device | str, *key: int | str) -> torch.Generator:
+    """A generator on the device, seeded by the key."""
+    return torch.Generator(device).manual_seed(number(*key))
+
+
+@contextmanager
+def quarantined(device: torch.device, *key: int | str) -> Generator[None]:
+    """Inside, torch's global generators follow the key; afterwards they are as they were.
+
+    For the code of others that knows no other source: dropout, data loaders, augmentations.
+    """
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(number(*key))
+        yield

@@ -1,0 +1,51 @@
+"""A belief about all the weights of a network at once."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from postprior.families import Family, Point, frozen
+
+
+@dataclass(frozen=True)
+class Belief:
+    """What is known after some parts, and all that is carried to the next one. It is frozen and detached."""
+
+    weights: Mapping[str, Family]
+    """A family for every floating parameter, by the network's own name; the likelihood's come after ``likelihood.``"""
+    held: frozenset[str]
+    """The parameters that never learn."""
+    buffers: Mapping[str, Tensor]
+    """The network's buffers, running statistics among them."""
+    counts: Mapping[str, int]
+    """How many observations stand behind the running statistics of each normalisation layer."""
+    num_parts: int = 0
+    num_examples: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "weights", MappingProxyType({k: frozen(v) for k, v in self.weights.items()}))
+        object.__setattr__(self, "buffers", MappingProxyType({k: v.detach().clone() for k, v in self.buffers.items()}))
+        object.__setattr__(self, "counts", MappingProxyType(dict(self.counts)))
+
+    @torch.no_grad()
+    def mean(self) -> dict[str, Tensor]:
+        """The mean of every weight."""
+        return {name: family.mean().detach().clone() for name, family in self.weights.items()}
+
+    @torch.no_grad()
+    def sd(self) -> dict[str, Tensor]:
+        """The standard deviation of every weight; zero where it is a point."""
+        return {name: family.sd().detach().clone() for name, family in self.weights.items()}
+
+    @property
+    def points(self) -> frozenset[str]:
+        """The parameters known by a single value: point-estimated ones and held ones."""
+        return frozenset(name for name, family in self.weights.items() if isinstance(family, Point))
+
+    def to(self, device: torch.device | str) -> "Belief":
+        """The same belief on another device."""
+        weights = {name: frozen(family).to(device) for name, family in self.weights.items()}
+        return replace(self, weights=weights, buffers={k: v.to(device) for k, v in self.buffers.items()})

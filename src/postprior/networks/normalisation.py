@@ -1,0 +1,143 @@
+"""Running statistics as exact moments of everything seen, however it was cut into parts and batches."""
+
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase  # pyright: ignore[reportPrivateUsage]
+from torch.nn.modules.instancenorm import _InstanceNorm  # pyright: ignore[reportPrivateUsage]
+
+Layers = Mapping[str, _NormBase]
+"""Layers with running statistics, by name."""
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Count, mean and mean squared deviation of each channel."""
+
+    count: int
+    mean: Tensor  # [C], float64
+    variance: Tensor  # [C], float64, divided by the count
+
+    def __add__(self, other: "Moments") -> "Moments":
+        """The moments of both together. Chan et al., Updating formulae for computing sample variances, 1979."""
+        count = self.count + other.count
+        share = other.count / count
+        gap = other.mean - self.mean
+        within = self.variance * (1 - share) + other.variance * share
+        return Moments(count, self.mean + share * gap, within + share * (1 - share) * gap.square())
+
+
+@dataclass(frozen=True)
+class Averages:
+    """What instance normalisation keeps: averages over examples of each one's own mean and variance."""
+
+    count: int
+    mean: Tensor
+    variance: Tensor
+
+    def __add__(self, other: "Averages") -> "Averages":
+        count = self.count + other.count
+        share = other.count / count
+        return Averages(
+            count, torch.lerp(self.mean, other.mean, share), torch.lerp(self.variance, other.variance, share)
+        )
+
+
+def tracking_layers(network: nn.Module, held: frozenset[str]) -> dict[str, _NormBase]:
+    """The layers with running statistics, but for those whose parameters are all held: they stay as they are."""
+    found: dict[str, _NormBase] = {}
+    for name, module in network.named_modules():
+        if isinstance(module, _NormBase) and module.running_mean is not None:
+            own = {f"{name}.{leaf}" if name else leaf for leaf, _ in module.named_parameters(recurse=False)}
+            if not own or not own <= held:
+                found[name] = module
+    return found
+
+
+@contextmanager
+def training_mode(network: nn.Module, layers: Layers) -> Generator[None]:
+    """The network in training mode, statistics that are not to be learned left alone, and afterwards all put back."""
+    kept = [module for module in network.modules() if isinstance(module, _NormBase)]
+    saved = [(buffer, buffer.clone()) for module in kept for buffer in module.buffers(recurse=False)]
+    learning = set(layers.values())
+    try:
+        with modes_kept(network):
+            network.train()
+            for module in kept:
+                module.train(module in learning)
+            yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in saved:
+                buffer.copy_(value)
+
+
+@contextmanager
+def modes_kept(network: nn.Module) -> Generator[None]:
+    """Afterwards every module is in training or eval mode as it was before."""
+    modes = {module: module.training for module in network.modules()}
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+@contextmanager
+def observing(network: nn.Module, layers: Layers) -> Generator[dict[str, Moments | Averages]]:
+    """Inside, the moments of what each layer is fed gather in the dictionary; the network itself is in eval mode."""
+    seen: dict[str, Moments | Averages] = {}
+
+    def watch(name: str) -> Any:
+        def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
+            new: Any = _moments(module, args[0])
+            seen[name] = seen[name] + new if name in seen else new
+
+        return hook
+
+    learning = set(layers.values())
+    with training_mode(network, layers):
+        for module in network.modules():
+            module.training = module in learning
+        handles = [layer.register_forward_pre_hook(watch(name)) for name, layer in layers.items()]
+        try:
+            yield seen
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+@torch.no_grad()
+def accumulate(layers: Layers, counts: Mapping[str, int], seen: Mapping[str, Any]) -> dict[str, int]:
+    """Add what was seen to each layer's running statistics; returns how much now stands behind them."""
+    after = dict(counts)
+    for name, new in seen.items():
+        layer, count = layers[name], counts.get(name, 0)
+        assert layer.running_mean is not None
+        assert layer.running_var is not None
+        # As torch does, a batch layer keeps the variance divided by one less than the count.
+        pooled = isinstance(new, Moments)
+        total = new
+        if count:
+            old_variance = layer.running_var.double() * ((count - 1) / count if pooled else 1)
+            total = type(new)(count, layer.running_mean.double(), old_variance) + new
+        unbias = total.count / max(total.count - 1, 1) if pooled else 1
+        layer.running_mean.copy_(total.mean)
+        layer.running_var.copy_(total.variance * unbias)
+        after[name] = total.count
+    return after
+
+
+@torch.no_grad()
+def _moments(module: nn.Module, inputs: Tensor) -> Moments | Averages:
+    values = inputs.double()
+    if isinstance(module, _InstanceNorm):
+        values = values.unflatten(0, (-1, module.num_features)) if values.dim() == 2 else values  # no batch axis
+        values = values.flatten(2)  # [N, C, S]
+        return Averages(values.shape[0], values.mean(2).mean(0), values.var(2).mean(0))
+    flat = values.movedim(1, 0).flatten(1)  # [C, N S]
+    return Moments(flat.shape[1], flat.mean(1), flat.var(1, correction=0))
