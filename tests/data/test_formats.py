@@ -1,10 +1,9 @@
-import os
 import pickle
 import struct
 from pathlib import Path
 
 import numpy as np
-from conftest import random_splits
+from tiny_data import Trap, python2_array, python2_batch, random_splits
 
 from postprior.data import formats
 from postprior.data.formats import Splits
@@ -14,28 +13,6 @@ def assert_same(found: Splits, expected: Splits) -> None:
     for name, a, b in zip(Splits._fields, found, expected, strict=True):
         assert a.dtype == np.uint8, name
         np.testing.assert_array_equal(a, b, err_msg=name)
-
-
-def python2_array(shape: tuple[int, ...], dtype: bytes, content: bytes) -> bytes:
-    """The instructions with which Python 2's numpy pickled an array, protocol 2."""
-    lengths = b"".join(b"M" + struct.pack("<H", length) for length in shape)
-    kind = (
-        b"cnumpy\ndtype\nU"
-        + bytes([len(dtype)])
-        + dtype
-        + b"K\0K\1\x87R(K\3U\1|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\0tb"
-    )
-    head = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\0\x85U\1b\x87R(K\1"
-    return head + b"(" + lengths + b"t" + kind + b"\x89T" + struct.pack("<i", len(content)) + content + b"tb"
-
-
-def python2_batch(records: bytes) -> bytes:
-    """A batch of the binary version as the python version has it: labels and pixels in a pickled dict."""
-    rows = np.frombuffer(records, np.uint8).reshape(-1, 3073)
-    labels = b"](" + b"".join(b"K" + bytes([label]) for label in rows[:, 0]) + b"e"
-    pixels = python2_array((len(rows), 3072), b"u1", rows[:, 1:].tobytes())
-    names = b"U\x09filenames](" + b"U\x05a.png" * len(rows) + b"e"
-    return b"\x80\2}(U\x0bbatch_labelU\x15training batch 1 of 5U\6labels" + labels + b"U\4data" + pixels + names + b"u."
 
 
 def test_idx_header_is_as_published() -> None:
@@ -79,14 +56,6 @@ def test_mnist_from_pickle() -> None:
         )
         pairs += b"\x86"
     assert_same(formats.mnist_from_pickle(b"\x80\2" + pairs + b"\x87."), splits)
-
-
-class Trap:
-    def __init__(self, marker: Path) -> None:
-        self.marker = marker
-
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return os.mkdir, (str(self.marker),)
 
 
 def test_reading_a_pickle_executes_nothing(tmp_path: Path) -> None:

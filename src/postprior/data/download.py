@@ -19,7 +19,7 @@ TIMEOUT = 60  # seconds without a byte
 def complete(download: Download, partial: Path, progress: Progress, otherwise: str) -> None:
     """Bring `partial` to the whole file, its md5 checked. `otherwise` is the cure when the address is out of reach."""
     with disk_errors(partial):
-        if partial.exists() and _md5(partial) == download.md5:
+        if partial.is_file() and _md5(partial) == download.md5:
             return
         _transfer(download, partial, progress, otherwise)
         found = _md5(partial)
@@ -33,7 +33,7 @@ def complete(download: Download, partial: Path, progress: Progress, otherwise: s
 
 
 def _transfer(download: Download, partial: Path, progress: Progress, otherwise: str) -> None:
-    present = partial.stat().st_size if partial.exists() else 0
+    present = partial.stat().st_size if partial.is_file() else 0
     with _opened(download, partial, present, otherwise) as response:
         # A server that knows nothing of ranges answers 200 and sends the file from its beginning.
         resumed = response.status == HTTPStatus.PARTIAL_CONTENT

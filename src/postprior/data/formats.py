@@ -123,7 +123,7 @@ def cifar_batch_from_pickle(raw: bytes) -> bytes:
 
 def mnist_from_pickle(raw: bytes) -> Splits:
     """MNIST from ((x, y), (x, y), (x, y)) for training, validation and test: x float32 pixels / 256, y int64 labels."""
-    arrays = [constant for constant in pickled_constants(raw) if isinstance(constant, bytes) and len(constant) > 16]
+    arrays = [constant for constant in pickled_constants(raw) if isinstance(constant, bytes) and len(constant) > 8]
     images = [
         np.rint(np.frombuffer(array, "<f4") * 256).astype(np.uint8).reshape(-1, 28, 28, 1) for array in arrays[::2]
     ]

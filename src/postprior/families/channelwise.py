@@ -4,7 +4,7 @@ Shapes: N filters, C channels, *S the kernel's own axes, K = ∏S weights in one
 """
 
 from collections.abc import Mapping
-from typing import ClassVar, Self, final
+from typing import Any, ClassVar, Self, final
 
 import torch
 from torch import Tensor, nn
@@ -58,9 +58,16 @@ class Channelwise(Family):
             self._inverse = (key, cholesky.inverse(self.factor()))
         return self._inverse[1]
 
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy counts its versions anew, so that what is kept here could pass for its own after it was trained.
+        return {**vars(self), "_inverse": None}
+
     def draw(self, generator: torch.Generator) -> Draw:
         white = gaussian.noise(self.log_diagonal, generator)
         return Draw(self.mu + cholesky.multiply(self.factor(), white).view_as(self.mu))
+
+    def mirrored(self, draw: Draw) -> Draw:
+        return Draw(2 * self.mu - draw.weight)
 
     def log_density(self, draw: Draw) -> Tensor:
         weight, mu = draw.weight.flatten(2), self.mu.flatten(2)

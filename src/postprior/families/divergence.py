@@ -1,4 +1,4 @@
-"""The one table of divergences: (family of the posterior, family of the prior) -> KL in nats, a sum over all weights."""
+"""The one table of divergences: (family of the posterior, family of the prior) -> KL in nats, summed over weights."""
 
 from collections.abc import Callable
 from typing import Any
@@ -29,7 +29,7 @@ def kl(posterior: Family, prior: Family, draw: Draw) -> Tensor:
 def nothing(posterior: Point, prior: Point, draw: Draw) -> Tensor:
     """Fine-tuning: the past does not hold the new value back."""
     del prior, draw
-    return posterior.value.new_zeros(())
+    return posterior.value.real.new_zeros(())
 
 
 def penalty(posterior: Point, prior: Factorized | Channelwise, draw: Draw) -> Tensor:

@@ -38,6 +38,9 @@ class Factorized(Family):
     def draw(self, generator: torch.Generator) -> Draw:
         return Draw(gaussian.sample(self.mu, self.log_sd, generator))
 
+    def mirrored(self, draw: Draw) -> Draw:
+        return Draw(2 * self.mu - draw.weight)
+
     def log_density(self, draw: Draw) -> Tensor:
         return gaussian.log_density(draw.weight, self.mu, self.log_sd)
 

@@ -54,6 +54,13 @@ class Family(nn.Module, ABC):
     def draw(self, generator: torch.Generator) -> Draw:
         """One sample, differentiable in the family's parameters."""
 
+    def mirrored(self, draw: Draw) -> Draw:
+        """A draw just as likely, on the other side of the mean where the family is symmetric; else the draw itself.
+
+        Averaging over both takes out every odd power of the noise, and with it most of the noise in the gradient.
+        """
+        return draw
+
     @abstractmethod
     def log_density(self, draw: Draw) -> Tensor:
         """The exact log-density of the whole draw, in nats: with a latent variable, of both together."""

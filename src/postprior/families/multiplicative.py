@@ -80,6 +80,11 @@ class Multiplicative(Family):
         latent = self._flow(gaussian.sample(self.latent_mean, self.latent_log_sd, generator))
         return Draw(gaussian.sample(latent * self.mu, self.log_sd, generator), latent)
 
+    def mirrored(self, draw: Draw) -> Draw:
+        """Mirrored given z, where the belief is symmetric."""
+        assert draw.latent is not None, "a draw of this family carries its multipliers"
+        return Draw(2 * draw.latent * self.mu - draw.weight, draw.latent)
+
     def log_density(self, draw: Draw) -> Tensor:
         """log q(w, z) = log q(w | z) + log q(z)."""
         assert draw.latent is not None, "a draw of this family carries its multipliers"

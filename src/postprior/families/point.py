@@ -45,4 +45,4 @@ class Point(Family):
         return self.value
 
     def sd(self) -> Tensor:
-        return torch.zeros_like(self.value)
+        return torch.zeros_like(self.value.real)

@@ -1,6 +1,7 @@
 """How likely the targets are, given the network's outputs.
 
-Shapes: B examples, C classes, D outputs, ... any further axes of one example (pixels, time steps), which are summed.
+Shapes: B examples, C classes, D outputs, ... any further axes of one example (pixels, time steps), which are summed;
+K vectors whose outer products add up to a matrix.
 """
 
 import math
@@ -14,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from postprior.errors import PartError, SettingError
+from postprior.maths import gaussian
 
 Values = Mapping[str, Tensor]
 """Values of the likelihood's own unknowns."""
@@ -66,6 +68,20 @@ class Likelihood(ABC):
         del mean, targets
         return None
 
+    def sample(self, outputs: Tensor, values: Values, generator: torch.Generator) -> Tensor:
+        """Targets drawn from p(y | outputs), in the form ``log_prob`` wants."""
+        raise SettingError(
+            f"kind='monte_carlo' draws targets from the likelihood, which {type(self).__name__} cannot: "
+            "choose kind='empirical', or give your likelihood a sample method"
+        )
+
+    def curvature_root(self, outputs: Tensor, values: Values) -> Tensor:
+        """Vectors a_k, [B, K, *outputs of one example], with Σ_k a_k a_kᵀ the Hessian of -log p in the outputs."""
+        raise SettingError(
+            f"kind='ggn' needs the Hessian of -log p in the outputs, which {type(self).__name__} does not give: "
+            "choose kind='empirical', or give your likelihood a curvature_root method"
+        )
+
 
 @final
 @dataclass(frozen=True)
@@ -108,6 +124,19 @@ class Categorical(Likelihood):
     def correct(self, mean: Tensor, targets: Tensor) -> Tensor | None:
         return _mean(mean.argmax(1) == targets)
 
+    def sample(self, outputs: Tensor, values: Values, generator: torch.Generator) -> Tensor:
+        probabilities = outputs.softmax(1).movedim(1, -1)  # [B, ..., C]
+        flat = probabilities.reshape(-1, outputs.shape[1]).multinomial(1, generator=generator)
+        return flat.reshape(probabilities.shape[:-1])
+
+    def curvature_root(self, outputs: Tensor, values: Values) -> Tensor:
+        """diag(p) - p pᵀ = Σ_c p_c (e_c - p)(e_c - p)ᵀ at each of the S positions of one example; K = C S."""
+        p = outputs.softmax(1).reshape(*outputs.shape[:2], -1)  # [B, C, S]
+        units, positions = (torch.eye(size, dtype=p.dtype, device=p.device) for size in p.shape[1:])
+        roots = p.sqrt().unsqueeze(2) * (units.unsqueeze(-1) - p.unsqueeze(1))  # [B, C, C, S]
+        apart = roots.unsqueeze(2) * positions.unsqueeze(1)  # [B, C, S, C, S]: positions do not mix
+        return apart.reshape(len(p), p[0].numel(), *outputs.shape[1:])
+
 
 @final
 @dataclass(frozen=True)
@@ -136,6 +165,12 @@ class Bernoulli(Likelihood):
 
     def correct(self, mean: Tensor, targets: Tensor) -> Tensor | None:
         return _mean((mean > 0.5) == (targets > 0.5))
+
+    def sample(self, outputs: Tensor, values: Values, generator: torch.Generator) -> Tensor:
+        return outputs.sigmoid().bernoulli(generator=generator)
+
+    def curvature_root(self, outputs: Tensor, values: Values) -> Tensor:
+        return _diagonal_root(outputs.sigmoid() * (-outputs).sigmoid())
 
 
 @final
@@ -178,6 +213,12 @@ class Gaussian(Likelihood):
         # The old noise is taken to be as wide as the new one: their squares differ by a constant in the outputs.
         return 0.5 * outputs[0].numel() - self.log_prob(outputs, old_outputs, values)
 
+    def sample(self, outputs: Tensor, values: Values, generator: torch.Generator) -> Tensor:
+        return gaussian.sample(outputs, self._log_sd(outputs, values), generator)
+
+    def curvature_root(self, outputs: Tensor, values: Values) -> Tensor:
+        return _diagonal_root((-2 * self._log_sd(outputs, values)).exp().expand_as(outputs))
+
     def _log_sd(self, outputs: Tensor, values: Values) -> Tensor:
         return outputs.new_tensor(self.sd).log() if self.sd is not None else values["log_sd"]
 
@@ -204,6 +245,12 @@ class Poisson(Likelihood):
     def cross_entropy(self, old_outputs: Tensor, outputs: Tensor, values: Values) -> Tensor:
         """Up to E[log y!], which does not depend on the new outputs."""
         return _sum(outputs.exp() - old_outputs.exp() * outputs)
+
+    def sample(self, outputs: Tensor, values: Values, generator: torch.Generator) -> Tensor:
+        return torch.poisson(outputs.exp(), generator=generator)
+
+    def curvature_root(self, outputs: Tensor, values: Values) -> Tensor:
+        return _diagonal_root(outputs.exp())
 
 
 @final
@@ -281,6 +328,12 @@ def _shape(tensor: Tensor) -> tuple[int, ...]:
 def _sum(values: Tensor) -> Tensor:
     """Over all axes but the first."""
     return values.reshape(len(values), -1).sum(1)
+
+
+def _diagonal_root(curvature: Tensor) -> Tensor:
+    """The root of a Hessian in which no two outputs meet, from its diagonal [B, *]; K = D."""
+    flat = curvature.reshape(len(curvature), -1)
+    return flat.sqrt().diag_embed().reshape(*flat.shape, *curvature.shape[1:])
 
 
 def _mean(values: Tensor) -> Tensor:

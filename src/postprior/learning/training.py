@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from postprior.batch import Batch, Part
 from postprior.errors import DivergedError, PartError
+from postprior.families import Draw
 from postprior.learning.checks import outputs_of, targets_of
 from postprior.learning.likelihoods import Likelihood
 from postprior.learning.objective import Step, Term, objective
@@ -94,12 +95,20 @@ class _Stepper:
     def _loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         if self._settings.augment is not None and batch.args:
             batch = Batch((self._settings.augment(batch.args[0]), *batch.args[1:]), batch.kwargs, batch.targets)
-        samples = [self._sampled(batch) for _ in range(self._settings.num_samples)]
+        samples = [self._sampled(draws, batch) for draws in self._draws()]
         loss = torch.stack([loss for loss, _ in samples]).mean()
         return loss, {name: torch.stack([nats[name] for _, nats in samples]).mean() for name in self._terms}
 
-    def _sampled(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        draws = self._posterior.draw()
+    def _draws(self) -> Iterator[Mapping[str, Draw]]:
+        count = self._settings.num_samples
+        while count > 0:
+            draws = self._posterior.draw()
+            yield draws
+            if count > 1:
+                yield self._posterior.mirrored(draws)
+            count -= 2
+
+    def _sampled(self, draws: Mapping[str, Draw], batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         with _autocast(self._device, self._settings.precision):
             outputs = outputs_of(self._posterior, draws, batch, 0)
         outputs = outputs.to(self._dtype) if outputs.is_floating_point() else outputs

@@ -45,6 +45,7 @@ class BayesianNetwork(nn.Module):
         for name in held:
             families[name].requires_grad_(False)
         _share_locations(network, families)
+        self._places = _places(network)
 
     def families(self) -> dict[str, Family]:
         """The belief about each parameter, by the network's own name."""
@@ -54,6 +55,11 @@ class BayesianNetwork(nn.Module):
         """One sample of everything, differentiable in the families' parameters."""
         generator = generator or self.generator
         return {name: family.draw(generator) for name, family in self.families().items()}
+
+    def mirrored(self, draws: Mapping[str, Draw]) -> dict[str, Draw]:
+        """The draw on the other side of the mean."""
+        families = self.families()
+        return {name: families[name].mirrored(draw) for name, draw in draws.items()}
 
     def means(self) -> dict[str, Draw]:
         """Every weight at its mean, in the form of a draw."""
@@ -90,8 +96,8 @@ class BayesianNetwork(nn.Module):
             return self._call(draws, args, kwargs)
 
     def _call(self, draws: Mapping[str, Draw], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        weights = {name: draw.weight for name, draw in draws.items() if not name.startswith(LIKELIHOOD)}
-        return functional_call(self.network, weights, args, dict(kwargs))
+        weights = {place: draws[name].weight for place, name in self._places.items() if name in draws}
+        return functional_call(self.network, weights, args, dict(kwargs), tie_weights=False)
 
     def belief(self, counts: Mapping[str, int] | None = None, *, num_parts: int = 0, num_examples: int = 0) -> Belief:
         """What the network believes now, frozen and detached."""
@@ -166,7 +172,16 @@ def learnable(network: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 def _key(name: str) -> str:
     # A ModuleDict takes neither dots nor the names of its own methods, and parameters may be called anything.
-    return "of/" + name.replace(".", "/")
+    return "of/" + name.replace("~", "~0").replace("/", "~1").replace(".", "/")
+
+
+def _places(network: nn.Module) -> dict[str, str]:
+    """Where each parameter stands: every place under one name of its module, with the parameter's own first name."""
+    # Given a module under two of its names, functional_call would leave the sample in it.
+    names = {id(parameter): name for name, parameter in network.named_parameters()}
+    modules = network.named_modules()
+    own = (m.named_parameters(prefix, recurse=False, remove_duplicate=False) for prefix, m in modules)
+    return {place: names[id(parameter)] for places in own for place, parameter in places}
 
 
 def _share_locations(network: nn.Module, families: Mapping[str, Family]) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,6 +30,14 @@ class Belief:
         object.__setattr__(self, "weights", MappingProxyType({k: frozen(v) for k, v in self.weights.items()}))
         object.__setattr__(self, "buffers", MappingProxyType({k: v.detach().clone() for k, v in self.buffers.items()}))
         object.__setattr__(self, "counts", MappingProxyType(dict(self.counts)))
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Read-only views can be neither copied nor sent to another process; what they show can.
+        return {name: dict(value) if isinstance(value, Mapping) else value for name, value in vars(self).items()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.__post_init__()
 
     @torch.no_grad()
     def mean(self) -> dict[str, Tensor]:

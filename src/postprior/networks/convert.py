@@ -55,10 +55,11 @@ def first_belief(
 
     ``prior_sd="fan_in"`` means 1/√(inputs of the layer). ``unknowns`` are the likelihood's own, each with mean and sd.
     """
+    parameters = dict(learnable(network))  # first, since it refuses parameters without a shape
     widths = prior_widths(network, prior_sd)
     centres = {name: site.neutral for name, site in sites(network).items()}
-    means = {name: torch.full_like(value, centres[name]) for name, value in learnable(network)}
-    sds = {name: torch.full_like(value, widths[name]) for name, value in learnable(network)}
+    means = {name: torch.full_like(value, centres[name]) for name, value in parameters.items()}
+    sds = {name: torch.full_like(value, widths[name]) for name, value in parameters.items()}
     return gaussian_belief(network, family, means, sds, point=point, frozen=frozen, unknowns=unknowns)
 
 
@@ -88,7 +89,7 @@ def gaussian_belief(
     for name, value in parameters.items():
         kind = Point if name in points else family_for(family, roles[name])
         weights[name] = Point(value.detach()) if kind is Point else kind.first_prior(means[name], sds[name], generator)
-    like = next(iter(parameters.values()))
+    like = next(iter(parameters.values())).real
     for name, (mean, sd) in (unknowns or {}).items():
         kind = Point if family == "point" else Factorized
         value, width = (torch.tensor(number, dtype=like.dtype, device=like.device) for number in (mean, sd))

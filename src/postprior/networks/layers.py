@@ -107,5 +107,7 @@ class LocalReparameterization(TorchFunctionMode):
         no_bias = [None, *rest[1:]] if rest else []
         others = {key: value for key, value in (kwargs or {}).items() if key != "bias"}
         spread = func(inputs.square(), variance, *no_bias, **others)
-        # Where all inputs are zero the variance is zero, and the slope of its root would be infinite.
-        return out + spread.clamp_min(1e-12).sqrt() * gaussian.noise(out, self._generator)
+        # Where all inputs are zero the variance is zero, and the slope of its root would be infinite. Half precision
+        # cannot hold the floor.
+        wide = spread.to(torch.promote_types(spread.dtype, torch.float32))
+        return out + wide.clamp_min(1e-12).sqrt().to(out.dtype) * gaussian.noise(out, self._generator)

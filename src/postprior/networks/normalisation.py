@@ -93,8 +93,8 @@ def observing(network: nn.Module, layers: Layers) -> Generator[dict[str, Moments
     seen: dict[str, Moments | Averages] = {}
 
     def watch(name: str) -> Any:
-        def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
-            new: Any = _moments(module, args[0])
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            new: Any = _moments(module, args[0] if args else kwargs["input"])
             seen[name] = seen[name] + new if name in seen else new
 
         return hook
@@ -103,7 +103,7 @@ def observing(network: nn.Module, layers: Layers) -> Generator[dict[str, Moments
     with training_mode(network, layers):
         for module in network.modules():
             module.training = module in learning
-        handles = [layer.register_forward_pre_hook(watch(name)) for name, layer in layers.items()]
+        handles = [layer.register_forward_pre_hook(watch(name), with_kwargs=True) for name, layer in layers.items()]
         try:
             yield seen
         finally:
