@@ -161,6 +161,24 @@ class FamilyContract(ABC):
             assert float((parameter.grad * along).sum()) == pytest.approx(slope, rel=1e-6, abs=1e-8), name
             assert parameter.grad.any(), name
 
+    def test_a_mirrored_draw_is_as_likely_and_mirrors_back(self) -> None:
+        member = self.make(1)
+        draw = member.draw(generator(1))
+        mirrored = member.mirrored(draw)
+        assert torch.equal(mirrored.weight, draw.weight) is not self.spreads
+        torch.testing.assert_close(member.log_density(mirrored), member.log_density(draw), rtol=1e-10, atol=1e-10)
+        again = member.mirrored(mirrored)
+        torch.testing.assert_close(again.weight, draw.weight, rtol=1e-12, atol=1e-12)
+        direction = normal(self.shape, 2)
+        (mirrored.weight * direction).sum().backward()
+        for name, parameter in member.named_parameters():
+            assert parameter.grad is not None, name
+            along = normal(tuple(parameter.shape), 4)
+            slope = slope_along(
+                lambda: (member.mirrored(member.draw(generator(1))).weight * direction).sum(), parameter, along
+            )
+            assert float((parameter.grad * along).sum()) == pytest.approx(slope, rel=1e-6, abs=1e-8), name
+
     def test_sample_moments_are_the_mean_and_the_sd(self) -> None:
         member, source = self.make(1), generator(0)
         with torch.no_grad():
@@ -195,6 +213,13 @@ class FamilyContract(ABC):
                 mine.copy_(others)
         expected = new.log_density(draw).detach()
         torch.testing.assert_close(frozen(changed).log_density(draw).detach(), expected, rtol=1e-12, atol=0)
+
+    def test_log_density_follows_what_is_loaded_into_a_frozen_member(self) -> None:
+        member, new = frozen(self.make(1)), self.make(2)
+        draw = new.draw(generator(0))
+        member.log_density(draw)
+        member.load_state_dict(new.state_dict())
+        torch.testing.assert_close(member.log_density(draw), new.log_density(draw).detach(), rtol=1e-12, atol=0)
 
     def test_a_belief_does_not_diverge_from_itself(self) -> None:
         member = self.make(1)

@@ -14,7 +14,7 @@ from torch.distributions import MultivariateNormal, Normal, kl_divergence
 from contracts.family_contract import generator, normal, positive, slope_along
 from postprior.errors import BeliefError
 from postprior.families import FAMILIES, KL, Channelwise, Draw, Factorized, Family, Multiplicative, Point, frozen, kl
-from postprior.maths import gaussian
+from postprior.maths import coupling, gaussian
 
 Make = Callable[[tuple[int, ...], int], Family]
 SHAPES = [(3, 2, 2, 2), (2, 3, 1), (1, 1, 3, 3)]
@@ -100,12 +100,11 @@ def test_a_wide_posterior_and_a_narrow_one_do_not_diverge_alike() -> None:
 
 
 def test_a_small_divergence_keeps_its_digits_in_float32() -> None:
-    mean, log_sd = normal((1000,), 1), positive((1000,), 2).log()
-    shift = normal((1000,), 3, 1e-3)
-    exact = float(gaussian.kl(mean, log_sd + shift, mean, log_sd))
-    single = gaussian.kl(mean.float(), (log_sd + shift).float(), mean.float(), log_sd.float())
-    assert exact == pytest.approx(float(shift.square().sum()), rel=1e-2)  # KL is (Δ log σ)² where it is small
-    assert float(single) == pytest.approx(exact, rel=2e-3)
+    mean, log_sd = normal((1000,), 1).float(), positive((1000,), 2).log().float()
+    moved = log_sd + normal((1000,), 3, 1e-4).float()
+    exact = gaussian.kl(mean.double(), moved.double(), mean.double(), log_sd.double())
+    assert float(exact) == pytest.approx(float((moved - log_sd).double().square().sum()), rel=1e-3)  # Σ (Δ log σ)²
+    assert float(gaussian.kl(mean, moved, mean, log_sd)) == pytest.approx(float(exact), rel=2e-3)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -185,6 +184,24 @@ def test_the_density_of_multipliers_is_the_base_density_over_the_jacobian(shape:
     assert log_det.abs() > 1e-3 or q.latent_mean.numel() == 1
     expected = Normal(q.latent_mean, q.latent_log_sd.exp()).log_prob(base).sum() - log_det
     torch.testing.assert_close(q.latent_log_density(q._flow(base)), expected, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("decides_even", [True, False])
+@pytest.mark.parametrize("size", [2, 5, 6])
+def test_a_coupling_is_inverted_and_both_ways_know_their_jacobian(size: int, decides_even: bool) -> None:
+    deciding = (size + 1) // 2 if decides_even else size // 2
+    shapes = [(4, deciding), (4,), (2 * (size - deciding), 4), (2 * (size - deciding),)]
+    net = coupling.Conditioner(*(normal(shape, i + 1) for i, shape in enumerate(shapes)))
+    vector = normal((size,), 9)
+    for way, back in ((coupling.forward, coupling.inverse), (coupling.inverse, coupling.forward)):
+        mapped, log_det = way(vector, net, decides_even=decides_even)
+        steps = jacobian(lambda v, way=way: way(v, net, decides_even=decides_even)[0], vector)
+        assert isinstance(steps, Tensor)
+        torch.testing.assert_close(log_det, torch.linalg.slogdet(steps).logabsdet, rtol=1e-10, atol=1e-10)
+        returned, log_det_back = back(mapped, net, decides_even=decides_even)
+        torch.testing.assert_close(returned, vector, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(log_det_back, -log_det, rtol=1e-10, atol=1e-10)
+        assert log_det.abs() > 1e-2
 
 
 class Grid:

@@ -14,7 +14,7 @@ from contracts.family_contract import generator
 from postprior import BayesianNetwork, Learner, bayesianize, first_belief
 from postprior.errors import NetworkError, SettingError
 from postprior.families import FAMILIES, Channelwise, Factorized, Multiplicative, Point
-from postprior.networks.bayesian import check_fits, learnable
+from postprior.networks.bayesian import check_fits, from_belief, learnable
 from postprior.networks.zoo import LeNet5, ResNet32x32, SmallConvNet, ThreeConvThreeFC
 
 
@@ -28,6 +28,18 @@ class Twice(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.second(torch.tanh(self.first(x)))
+
+
+class TwoNames(nn.Module):
+    """One parameter under two names of one module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.randn(3, 3))
+        self.second = self.first
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x @ self.first) @ self.second
 
 
 class TiedDecoder(nn.Module):
@@ -198,6 +210,7 @@ CASES: dict[str, Case] = {
     "lstm cell": Case(lambda: nn.LSTMCell(3, 4), (x(2, 3), (x(2, 4), x(2, 4)))),
     "tied decoder": Case(TiedDecoder, (numbers,)),
     "same module twice": Case(Twice, (x(4, 3),)),
+    "two names of one parameter": Case(TwoNames, (x(4, 3),)),
     "odd names and shapes": Case(OddlyNamed, (x(4, 3),)),
     "slashes in names": Case(SlashedNames, (x(4, 3),)),
     "bilinear and prelu": Case(TwoInputs, (x(4, 3), x(4, 2))),
@@ -540,12 +553,23 @@ def test_a_module_used_twice_has_one_sample_a_call() -> None:
     torch.testing.assert_close(bayesian.run(draws, inputs), torch.tanh(inputs @ weight.T + bias) @ weight.T + bias)
 
 
-@pytest.mark.parametrize("name", ["same module twice", "tied decoder", "lstm"])
-def test_a_call_leaves_the_parameters_where_they_were(name: str) -> None:
-    bayesian = bayesianize(make(CASES[name]), start_sd=0.5)
-    call(bayesian, CASES[name])
-    check_shared(bayesian)
-    assert all(parameter.is_leaf for parameter in bayesian.parameters())
+@pytest.mark.parametrize("name", ["same module twice", "two names of one parameter", "tied decoder", "lstm"])
+def test_tied_parameters_stay_tied_in_and_after_calls(name: str) -> None:
+    network, case = make(CASES[name]), CASES[name]
+    first = bayesianize(network, start_sd=0.5)
+    for bayesian in (first, from_belief(network, first.belief(), generator=generator(0))):
+        check_shared(bayesian)
+        outputs = call(bayesian, case)
+        check_shared(bayesian)
+        assert all(parameter.is_leaf for parameter in bayesian.parameters())
+        draws = bayesian.draw(generator(1))
+        plain = copy.deepcopy(network)
+        with torch.no_grad():
+            for alias, parameter in plain.named_parameters():
+                parameter.copy_(draws[alias].weight)
+        with bayesian.at(draws):
+            close(call(bayesian, case), call(plain, case), atol=1e-6)
+        assert not equal(outputs, call(plain, case))
 
 
 def test_names_that_differ_in_a_dot_and_a_slash_have_beliefs_of_their_own() -> None:

@@ -95,18 +95,17 @@ class _Stepper:
     def _loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         if self._settings.augment is not None and batch.args:
             batch = Batch((self._settings.augment(batch.args[0]), *batch.args[1:]), batch.kwargs, batch.targets)
-        samples = [self._sampled(draws, batch) for draws in self._draws()]
+        samples = list(self._samples(batch))
         loss = torch.stack([loss for loss, _ in samples]).mean()
         return loss, {name: torch.stack([nats[name] for _, nats in samples]).mean() for name in self._terms}
 
-    def _draws(self) -> Iterator[Mapping[str, Draw]]:
-        count = self._settings.num_samples
-        while count > 0:
+    def _samples(self, batch: Batch) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+        for done in range(0, self._settings.num_samples, 2):
             draws = self._posterior.draw()
-            yield draws
-            if count > 1:
-                yield self._posterior.mirrored(draws)
-            count -= 2
+            yield self._sampled(draws, batch)
+            if done + 1 < self._settings.num_samples:
+                with self._posterior.mirroring():
+                    yield self._sampled(self._posterior.mirrored(draws), batch)
 
     def _sampled(self, draws: Mapping[str, Draw], batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         with _autocast(self._device, self._settings.precision):

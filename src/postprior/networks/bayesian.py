@@ -42,6 +42,8 @@ class BayesianNetwork(nn.Module):
         self.generator = generator or torch.Generator().manual_seed(0)
         self._names = tuple(families)
         self._pinned: Mapping[str, Draw] | None = None
+        self._noise_state: Tensor | None = None
+        self._mirroring = False
         for name in held:
             families[name].requires_grad_(False)
         _share_locations(network, families)
@@ -60,6 +62,15 @@ class BayesianNetwork(nn.Module):
         """The draw on the other side of the mean."""
         families = self.families()
         return {name: families[name].mirrored(draw) for name, draw in draws.items()}
+
+    @contextmanager
+    def mirroring(self) -> Generator[None]:
+        """Inside, outputs that are sampled locally get the noise of the last call with its sign turned."""
+        self._mirroring = True
+        try:
+            yield
+        finally:
+            self._mirroring = False
 
     def means(self) -> dict[str, Draw]:
         """Every weight at its mean, in the form of a draw."""
@@ -90,9 +101,13 @@ class BayesianNetwork(nn.Module):
         """The network's output with these draws; while training, outputs are sampled locally where that was chosen."""
         if not (self.local_reparameterization and self.training):
             return self._call(draws, args, kwargs)
+        if self._mirroring and self._noise_state is not None:
+            self.generator.set_state(self._noise_state)
+        self._noise_state = self.generator.get_state()
         families = self.families()
         moments = ((draw.weight, families[name].local_moments(draw)) for name, draw in draws.items())
-        with LocalReparameterization(((w, m) for w, m in moments if m is not None), self.generator):
+        known = ((weight, both) for weight, both in moments if both is not None)
+        with LocalReparameterization(known, self.generator, sign=-1 if self._mirroring else 1):
             return self._call(draws, args, kwargs)
 
     def _call(self, draws: Mapping[str, Draw], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

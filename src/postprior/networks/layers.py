@@ -89,11 +89,13 @@ class LocalReparameterization(TorchFunctionMode):
     and groups stay exactly as the layer set them, and a weight used in any other way is the plain sample.
     """
 
-    def __init__(self, moments: Iterable[tuple[Tensor, tuple[Tensor, Tensor]]], generator: torch.Generator) -> None:
+    def __init__(
+        self, moments: Iterable[tuple[Tensor, tuple[Tensor, Tensor]]], generator: torch.Generator, *, sign: int = 1
+    ) -> None:
         super().__init__()
         # The samples are kept beside their moments: an id is only good while its tensor lives.
         self._moments = {id(sample): (sample, mean, variance) for sample, (mean, variance) in moments}
-        self._generator = generator
+        self._generator, self._sign = generator, sign
 
     def __torch_function__(
         self, func: Any, types: Sequence[Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -110,4 +112,5 @@ class LocalReparameterization(TorchFunctionMode):
         # Where all inputs are zero the variance is zero, and the slope of its root would be infinite. Half precision
         # cannot hold the floor.
         wide = spread.to(torch.promote_types(spread.dtype, torch.float32))
-        return out + wide.clamp_min(1e-12).sqrt().to(out.dtype) * gaussian.noise(out, self._generator)
+        sd = wide.clamp_min(1e-12).sqrt().to(out.dtype)
+        return out + self._sign * sd * gaussian.noise(out, self._generator)
