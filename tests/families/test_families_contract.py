@@ -10,7 +10,7 @@ from torch.distributions import MultivariateNormal, Normal
 
 from contracts.family_contract import FamilyContract, generator, normal, positive
 from postprior.families import FAMILIES, Channelwise, Draw, Factorized, Family, Multiplicative, Point
-from postprior.families.multiplicative import LATENT_PRIOR_SD, LATENT_START_SD
+from postprior.families.multiplicative import WIDEST_LATENT_PRIOR, WIDEST_LATENT_START
 
 
 class TestPoint(FamilyContract):
@@ -103,7 +103,7 @@ class TestMultiplicative(FamilyContract):
 
     def asked_sd(self, mean: Tensor, sd: Tensor) -> Tensor:
         """√(σ² + μ² Var[z]): the multipliers widen the Gaussian that holds at z = 1."""
-        return (sd.square() + (LATENT_START_SD * mean).square()).sqrt()
+        return (sd.square() + (WIDEST_LATENT_START * mean).square()).sqrt()
 
     def oracle_log_density(self, member: Family, draw: Draw) -> float:
         assert isinstance(member, Multiplicative)
@@ -118,7 +118,7 @@ class TestMultiplicative(FamilyContract):
         assert found is not None
         torch.testing.assert_close(found[0].detach(), mean, rtol=0, atol=0)
         torch.testing.assert_close(found[1].detach(), sd.square(), rtol=1e-12, atol=0)
-        assert float(member.latent_log_sd.exp().detach().min()) == pytest.approx(LATENT_START_SD)
+        assert float(member.latent_log_sd.exp().detach().min()) == pytest.approx(WIDEST_LATENT_START)
 
     def test_the_flow_of_a_start_is_the_identity_and_its_first_prior_has_none(self) -> None:
         mean, sd = normal(self.shape, 1), positive(self.shape, 2)
@@ -128,8 +128,28 @@ class TestMultiplicative(FamilyContract):
         prior = Multiplicative.first_prior(mean, sd, generator(0))
         assert len(prior.couplings) == 0
         z = normal(tuple(prior.latent_mean.shape), 4)
-        expected = Normal(torch.ones_like(z), LATENT_PRIOR_SD).log_prob(z).sum()
+        expected = Normal(torch.ones_like(z), latent_widths(mean, sd, WIDEST_LATENT_PRIOR)).log_prob(z).sum()
         torch.testing.assert_close(prior.latent_log_density(z).detach(), expected, rtol=1e-12, atol=0)
+
+    def test_multipliers_move_pretrained_weights_no_further_than_their_sd(self) -> None:
+        mean, sd = 3 + normal(self.shape, 1), torch.full(self.shape, 1e-3, dtype=torch.float64)
+        prior = Multiplicative.first_prior(mean, sd, generator(0))
+        torch.testing.assert_close(
+            prior.latent_log_sd.detach().exp(), latent_widths(mean, sd, WIDEST_LATENT_PRIOR), rtol=1e-12, atol=0
+        )
+        assert float(prior.latent_log_sd.detach().exp().max()) < 1e-3
+
+
+def latent_widths(mean: Tensor, sd: Tensor, widest: float) -> Tensor:
+    """The ratio of sd to mean, in root mean square, over the weights of each multiplier, one by one."""
+    conv = mean.dim() > 2
+    latent_shape = (*mean.shape[:2], *(1,) * (mean.dim() - 2)) if conv else (1, mean.shape[1])
+    widths = torch.empty(latent_shape, dtype=mean.dtype)
+    for i in range(latent_shape[0]):
+        for j in range(latent_shape[1]):
+            m, s = (mean[i, j], sd[i, j]) if conv else (mean[:, j], sd[:, j])
+            widths[i, j] = min(widest, float(s.norm() / m.norm()))
+    return widths
 
 
 class TestMultiplicativeDense(TestMultiplicative):

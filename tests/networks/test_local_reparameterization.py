@@ -244,3 +244,20 @@ def test_families_with_correlated_weights_are_sampled_plainly() -> None:
     inputs, draws = normal((2, 2, 3, 3), 1), bayesian.draw(generator(2))
     weights = {name: draw.weight for name, draw in draws.items()}
     assert torch.equal(bayesian.run(draws, inputs), functional_call(bayesian.network, weights, (inputs,)))
+
+
+@CASES
+@pytest.mark.parametrize("local", [True, False])
+def test_a_sample_and_its_mirror_average_to_the_mean(case: Case, local: bool) -> None:
+    bayesian, inputs = made(case)
+    bayesian.local_reparameterization = local
+    draws = bayesian.draw()
+    first = bayesian.run(draws, inputs)
+    with bayesian.mirroring():
+        mirrored = bayesian.run(bayesian.mirrored(draws), inputs)
+    mean, _ = exact_moments(bayesian, inputs)
+    torch.testing.assert_close((first + mirrored) / 2, mean, rtol=1e-10, atol=1e-10)
+    assert (first != mirrored).double().mean() > 0.9
+    again = bayesian.run(bayesian.draw(), inputs)
+    assert not torch.isclose(again, first).any()
+    assert not torch.isclose(again, mirrored).any()

@@ -14,8 +14,8 @@ from postprior.maths import coupling, gaussian
 
 NUM_COUPLINGS = 2
 HIDDEN_UNITS = 50
-LATENT_PRIOR_SD = 1.0
-LATENT_START_SD = 0.1
+WIDEST_LATENT_PRIOR = 1.0
+WIDEST_LATENT_START = 0.1
 MOMENT_PAIRS = 256
 
 
@@ -27,8 +27,9 @@ class Multiplicative(Family):
     q(w, z), so log q̃(z) of the old flow is needed at the new z, and is exact because couplings invert in closed form.
 
     The paper leaves the first prior open. Ours is ``first_prior``: w | z ~ N(z μ̃, σ̃²) around the prior mean μ̃ (zero,
-    or pretrained weights) and z ~ N(1, 1). With μ̃ = 0 the weights do not depend on z, so the prior over
-    w alone is N(0, σ̃²), the same as that of the other families.
+    or pretrained weights) and z ~ N(1, s²). Each s is the ratio of σ̃ to |μ̃| over the weights that share the
+    multiplier, so that it moves them no further than σ̃ does, and 1 at most. With μ̃ = 0 the weights do not depend on
+    z, and the prior over w alone is N(0, σ̃²), the same as that of the other families.
     """
 
     roles: ClassVar[frozenset[Role]] = frozenset({"kernel", "dense"})
@@ -52,14 +53,14 @@ class Multiplicative(Family):
         # A single multiplier leaves nothing to couple; its Gaussian says all there is.
         count = NUM_COUPLINGS if size > 1 else 0
         couplings = [Coupling.identity(size, i % 2 == 0, latent_mean, generator) for i in range(count)]
-        return cls(mean, sd.log(), latent_mean, (LATENT_START_SD * torch.ones_like(latent_mean)).log(), couplings)
+        return cls(mean, sd.log(), latent_mean, _latent_sd(mean, sd, WIDEST_LATENT_START).log(), couplings)
 
     @classmethod
     def first_prior(cls, mean: Tensor, sd: Tensor, generator: torch.Generator) -> Self:
-        """Independent N(mean, sd²) at z = 1, and z ~ N(1, 1) without a flow."""
+        """Independent N(mean, sd²) at z = 1, and z ~ N(1, s²) without a flow."""
         del generator
         latent_mean = _ones_for(mean)
-        return cls(mean, sd.log(), latent_mean, (LATENT_PRIOR_SD * torch.ones_like(latent_mean)).log(), [])
+        return cls(mean, sd.log(), latent_mean, _latent_sd(mean, sd, WIDEST_LATENT_PRIOR).log(), [])
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
@@ -158,3 +159,10 @@ def _ones_for(weight: Tensor) -> Tensor:
     """Multipliers of one for a weight tensor: one per filter-channel of a kernel, one per input of a matrix."""
     shape = (1, weight.shape[1]) if weight.dim() == 2 else (*weight.shape[:2], *(1,) * (weight.dim() - 2))
     return weight.new_ones(shape)
+
+
+def _latent_sd(mean: Tensor, sd: Tensor, widest: float) -> Tensor:
+    """How wide multipliers may be to move their weights, in root mean square, no further than ``sd`` does."""
+    shared = (0,) if mean.dim() == 2 else tuple(range(2, mean.dim()))
+    ratio = sd.square().sum(shared, keepdim=True) / mean.square().sum(shared, keepdim=True)
+    return ratio.sqrt().clamp(max=widest)

@@ -134,7 +134,7 @@ def device_of(network: nn.Module) -> torch.device:
 
 def dtype_of(network: nn.Module) -> torch.dtype:
     """The type of the network's floating parameters."""
-    return next(p.dtype for _, p in learnable(network) if p.is_floating_point())
+    return next(p.real.dtype for _, p in learnable(network))
 
 
 def _placed(part: Part, network: nn.Module, batch_size: int) -> Iterator[Batch]:

@@ -38,7 +38,7 @@ class Settings:
     start_sd: float = START_SD
     """How wide a fresh posterior starts (it is never wider than its prior)."""
     num_samples: int = 1
-    """Weight samples in each step; every second one mirrors the one before, so two are worth far more than twice one."""
+    """Weight samples in each step; every second one mirrors the one before, which takes most of the noise out."""
     local_reparameterization: bool = False
     """Sample the outputs of linear maps rather than their weights while training: less noise, about twice the work."""
     function_space: float = 0.0

@@ -161,12 +161,22 @@ def check_fits(network: nn.Module, belief: Belief) -> None:
         )
 
 
-def copy_network(network: nn.Module) -> nn.Module:
-    """A deep copy, so that the user's own network is never touched."""
+def check_plain(network: nn.Module) -> None:
+    """Raise a NetworkError for what is no plain network."""
     if isinstance(network, BayesianNetwork):
         raise NetworkError("the network is Bayesian already: pass the plain network it was made from")
     if isinstance(network, torch.jit.ScriptModule):
         raise NetworkError("a TorchScript network cannot be called with sampled weights: pass the original nn.Module")
+    for name, module in network.named_modules():
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse:
+            raise NetworkError(
+                f"{name or 'the network'} has sparse gradients, which Adam does not take: set sparse=False"
+            )
+
+
+def copy_network(network: nn.Module) -> nn.Module:
+    """A deep copy, so that the user's own network is never touched."""
+    check_plain(network)
     try:
         return copy.deepcopy(network)
     except (RuntimeError, TypeError) as error:

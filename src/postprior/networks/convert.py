@@ -9,9 +9,12 @@ from torch import Tensor, nn
 
 from postprior.errors import NetworkError, SettingError
 from postprior.families import Factorized, Family, Point, Role, family_for
-from postprior.networks.bayesian import LIKELIHOOD, BayesianNetwork, check_fits, copy_network, learnable
+from postprior.networks.bayesian import LIKELIHOOD, BayesianNetwork, check_fits, check_plain, copy_network, learnable
 from postprior.networks.belief import Belief
 from postprior.networks.layers import sites
+
+KNOWN_SD = 1e-6
+"""How wide a belief is about what the network itself keeps fixed, such as an embedding's padding row."""
 
 START_SD = 0.02
 """How wide a posterior starts: narrow enough that a network trains as it would without a belief."""
@@ -55,6 +58,7 @@ def first_belief(
 
     ``prior_sd="fan_in"`` means 1/√(inputs of the layer). ``unknowns`` are the likelihood's own, each with mean and sd.
     """
+    check_plain(network)
     parameters = dict(learnable(network))  # first, since it refuses parameters without a shape
     widths = prior_widths(network, prior_sd)
     centres = {name: site.neutral for name, site in sites(network).items()}
@@ -81,6 +85,7 @@ def gaussian_belief(
         )
     if any((name + ".").startswith(LIKELIHOOD) for name, _ in network.named_children()):
         raise NetworkError("a part of the network is called 'likelihood', a name kept for the noise: rename it")
+    means, sds = _with_known_rows(network, means, sds)
     held = matching(parameters, frozen, "frozen") | {n for n, p in parameters.items() if not p.requires_grad}
     points = matching(parameters, point, "point") | held | {n for n, p in parameters.items() if p.is_complex()}
     roles: dict[str, Role] = {name: site.role for name, site in sites(network).items()}
@@ -95,6 +100,20 @@ def gaussian_belief(
         value, width = (torch.tensor(number, dtype=like.dtype, device=like.device) for number in (mean, sd))
         weights[LIKELIHOOD + name] = kind.first_prior(value, width, generator)
     return Belief(weights, frozenset(held), dict(network.named_buffers()), {})
+
+
+def _with_known_rows(
+    network: nn.Module, means: Mapping[str, Tensor], sds: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The same, but sure of the rows that stand for padding: the network never learns them, so nothing else would."""
+    known = {id(m.weight): m.padding_idx for m in network.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag))}
+    means, sds = dict(means), dict(sds)
+    for name, value in network.named_parameters():
+        row = known.get(id(value))
+        if row is not None and name in means:
+            means[name], sds[name] = means[name].clone(), sds[name].clone()
+            means[name][row], sds[name][row] = value.detach()[row], KNOWN_SD
+    return means, sds
 
 
 def starting_posterior(

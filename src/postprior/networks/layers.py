@@ -108,9 +108,9 @@ class LocalReparameterization(TorchFunctionMode):
         out = func(inputs, mean, *rest, **(kwargs or {}))
         no_bias = [None, *rest[1:]] if rest else []
         others = {key: value for key, value in (kwargs or {}).items() if key != "bias"}
-        spread = func(inputs.square(), variance, *no_bias, **others)
-        # Where all inputs are zero the variance is zero, and the slope of its root would be infinite. Half precision
-        # cannot hold the floor.
-        wide = spread.to(torch.promote_types(spread.dtype, torch.float32))
-        sd = wide.clamp_min(1e-12).sqrt().to(out.dtype)
+        # Squares leave the range of half precision long before the inputs do.
+        with torch.autocast(inputs.device.type, enabled=False):
+            spread = func(inputs.to(variance.dtype).square(), variance, *no_bias, **others)
+        # Where all inputs are zero the variance is zero, and the slope of its root would be infinite.
+        sd = spread.clamp_min(1e-12).sqrt().to(out.dtype)
         return out + self._sign * sd * gaussian.noise(out, self._generator)

@@ -10,6 +10,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase  # pyright: ignore[reportPrivateUsage]
 from torch.nn.modules.instancenorm import _InstanceNorm  # pyright: ignore[reportPrivateUsage]
 
+BATCHED_AXES: dict[type[nn.Module], int] = {nn.InstanceNorm1d: 3, nn.InstanceNorm2d: 4, nn.InstanceNorm3d: 5}
+"""Axes of a batch; with one fewer, instance layers take it for a single example."""
+
 Layers = Mapping[str, _NormBase]
 """Layers with running statistics, by name."""
 
@@ -136,8 +139,8 @@ def accumulate(layers: Layers, counts: Mapping[str, int], seen: Mapping[str, Any
 def _moments(module: nn.Module, inputs: Tensor) -> Moments | Averages:
     values = inputs.double()
     if isinstance(module, _InstanceNorm):
-        values = values.unflatten(0, (-1, module.num_features)) if values.dim() == 2 else values  # no batch axis
-        values = values.flatten(2)  # [N, C, S]
+        batched = next(axes for kind, axes in BATCHED_AXES.items() if isinstance(module, kind))
+        values = (values if values.dim() == batched else values.unsqueeze(0)).flatten(2)  # [N, C, S]
         return Averages(values.shape[0], values.mean(2).mean(0), values.var(2).mean(0))
     flat = values.movedim(1, 0).flatten(1)  # [C, N S]
     return Moments(flat.shape[1], flat.mean(1), flat.var(1, correction=0))
