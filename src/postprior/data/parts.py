@@ -41,18 +41,18 @@ class IndexedPart:
 
 
 class LoaderPart:
-    """A part that a loader of the user's cuts into batches of its own, shuffled as it pleases."""
+    """A part that a loader cuts into batches, shuffled as its maker pleases; ``loader`` makes one for a batch size."""
 
-    def __init__(self, loader: DataLoader[Any], target: str | None, has_targets: bool) -> None:
+    def __init__(self, loader: Callable[[int], DataLoader[Any]], target: str | None, has_targets: bool) -> None:
         self._loader, self._target, self._has_targets = loader, target, has_targets
 
     def num_batches(self, batch_size: int) -> int | None:
-        del batch_size
-        return None if isinstance(self._loader.dataset, IterableDataset) else len(self._loader)
+        loader = self._loader(batch_size)
+        return None if isinstance(loader.dataset, IterableDataset) else len(loader)
 
     def batches(self, batch_size: int, generator: torch.Generator | None = None) -> Iterator[Batch]:
-        del batch_size, generator
-        return (to_batch(item, self._target, self._has_targets) for item in self._loader)
+        del generator
+        return (to_batch(item, self._target, self._has_targets) for item in self._loader(batch_size))
 
     def split(self, num_held: int, generator: torch.Generator) -> tuple["LoaderPart", "LoaderPart"]:
         raise PartError(
@@ -93,9 +93,11 @@ def to_batch(item: Any, target: str | None = None, has_targets: bool = True) -> 
 
 def _part(data: Any, target: str | None, has_targets: bool) -> Part:
     if isinstance(data, DataLoader):
-        return LoaderPart(cast(DataLoader[Any], data), target, has_targets)
+        loader = cast(DataLoader[Any], data)
+        return LoaderPart(lambda _: loader, target, has_targets)
     if isinstance(data, IterableDataset):
-        return LoaderPart(DataLoader(cast(Any, data), batch_size=128), target, has_targets)
+        stream = cast(Any, data)
+        return LoaderPart(lambda size: DataLoader(stream, batch_size=size), target, has_targets)
     if isinstance(data, Dataset):
         dataset = cast(Any, data)
 

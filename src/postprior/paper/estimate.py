@@ -1,0 +1,46 @@
+"""How long the runs that are left will take, judged by those most like them."""
+
+from collections.abc import Callable, Iterable
+from statistics import fmean
+
+from postprior.paper.experiment import Experiment
+
+
+class Estimate:
+    """Seconds a step, as seen so far."""
+
+    def __init__(self) -> None:
+        self._seen: list[tuple[Experiment, float]] = []
+
+    def add(self, experiment: Experiment, seconds: float) -> None:
+        """A run of this experiment took so long."""
+        self._seen.append((experiment, seconds / experiment.num_steps))
+
+    def of(self, experiment: Experiment) -> float | None:
+        """Seconds that a run of it will take, or None where nothing was seen."""
+        kin: list[Callable[[Experiment], bool]] = [
+            lambda seen: (seen.network, seen.family, seen.method) == _kind(experiment),
+            lambda seen: seen.network == experiment.network,
+            lambda seen: True,
+        ]
+        for alike in kin:
+            rates = [rate for seen, rate in self._seen if alike(seen)]
+            if rates:
+                return fmean(rates) * experiment.num_steps
+        return None
+
+    def left(self, ahead: Iterable[Experiment], now: Experiment, elapsed: float, fraction: float) -> float | None:
+        """Seconds until all is done: the rest of the current run, and those ahead."""
+        current, rest = Estimate(), self.of(now)
+        current._seen = list(self._seen)
+        if fraction > 0:
+            # What the current run shows of itself is worth more than what others showed.
+            rest = elapsed * (1 - fraction) / fraction
+            current.add(now, elapsed / fraction)
+        others = [current.of(experiment) for experiment in ahead]
+        known = [seconds for seconds in (rest, *others) if seconds is not None]
+        return sum(known) if len(known) == len(others) + 1 else None
+
+
+def _kind(experiment: Experiment) -> tuple[str, str, str]:
+    return experiment.network, experiment.family, experiment.method
