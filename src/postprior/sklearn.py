@@ -63,7 +63,8 @@ class _Incremental(BaseEstimator, ABC):
             network: Makes another network instead, called with the number of features and of outputs.
             family: How a belief about one weight tensor is written down, a name in ``postprior.FAMILIES``.
             prior_sd: Width of the first prior, a number, or ``"fan_in"`` for 1/sqrt(inputs of the layer).
-            temperature: Multiplies the KL. 1 is Bayes' rule, which small parts hardly overcome; less trusts data more.
+            temperature: Multiplies the KL. 1 is Bayes' rule, at which small parts hardly move the prior; the less, the
+                more the data are trusted. Give parts of dozens of examples: of a single one little is learned.
             epochs: Passes over each part. A part is learned to the end, since it is not seen again.
             batch_size: Examples in a step.
             learning_rate: Adam's.

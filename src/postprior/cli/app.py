@@ -6,12 +6,13 @@ from typing import Annotated
 
 import typer
 
-from postprior.cli import data
+from postprior.cli import data, demo
 from postprior.errors import PostpriorError
 
 FAILED, INTERRUPTED = 1, 130  # a wrong usage is 2, which typer sees to
 
 app = typer.Typer(name="postprior", no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_show_locals=False)
+app.command()(demo.demo)
 app.add_typer(data.app, name="data")
 
 
@@ -50,5 +51,5 @@ def postprior(
 
     A network meets data one part at a time, keeps what it learned as a belief over its weights, and forgets the data.
 
-    Start with [bold]postprior data fetch mnist[/bold]. Every verb explains itself: [bold]postprior data --help[/bold].
+    Start with [bold]postprior demo[/bold]. Every verb explains itself: [bold]postprior data --help[/bold].
     """

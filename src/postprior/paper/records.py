@@ -97,7 +97,9 @@ def read(path: Path) -> Result:
         by_part = tuple(PartScore(**score) for score in plain["by_part"])
         result = Result(**{**plain, "experiment": experiment, "by_part": by_part, "final": PartScore(**plain["final"])})
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise StoreError(f"{path} is no result that this version can read ({error}): move it away, and run again") from error
+        raise StoreError(
+            f"{path} is no result that this version can read ({error}): move it away, and run again"
+        ) from error
     if experiment.hash != written_hash:
         raise StoreError(f"{path}: its configuration is not the one it was written with: move it away, and run again")
     return result

@@ -57,7 +57,9 @@ def prepare(experiment: Experiment, seed: int, images: ImageData, device: torch.
         number = torch.full((images.num_classes,), -1).scatter(0, classes, torch.arange(len(classes)))
         return Images(((chosen - mean) / sd).contiguous().to(device), number[_long(labels)[indices]].to(device))
 
-    parts = tuple(take(images.train_images, images.train_labels, i, now) for i in train.tensor_split(experiment.num_parts))
+    parts = tuple(
+        take(images.train_images, images.train_labels, i, now) for i in train.tensor_split(experiment.num_parts)
+    )
     if experiment.num_validation:
         asked = take(images.train_images, images.train_labels, held, now)
     else:

@@ -1,0 +1,154 @@
+"""Predictions: averages over weight samples, their uncertainty, their memory and their seed."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import postprior
+from postprior.errors import PartError, SettingError
+
+
+def learned(likelihood: str = "categorical") -> postprior.Learner:
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(80, 3, generator=g)
+    y = (x[:, 0] > 0).long() + (x[:, 1] > 0).long()
+    targets = {"categorical": y, "bernoulli": (y > 0).float(), "gaussian": x[:, 0] ** 2, "poisson": y.float()}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 3 if likelihood == "categorical" else 1))
+    learner = postprior.Learner(network, likelihood=likelihood, epochs=20, temperature=0.3, start_sd=0.2)
+    learner.absorb((x, targets[likelihood]))
+    return learner
+
+
+X = torch.randn(30, 3, generator=torch.Generator().manual_seed(5))
+
+
+def sampled_outputs(learner: postprior.Learner, num_samples: int) -> Tensor:
+    """The same by a plain loop with a seed of its own."""
+    mean, sd = learner.belief.mean(), learner.belief.sd()
+    g = torch.Generator().manual_seed(77)
+    outputs: list[Tensor] = []
+    for _ in range(num_samples):
+        weights = {k: mean[k] + sd[k] * torch.randn(mean[k].shape, generator=g) for k in mean if "likelihood" not in k}
+        outputs.append(torch.func.functional_call(learner.network, weights, (X,)).detach())
+    return torch.stack(outputs)
+
+
+def test_class_probabilities_entropy_and_information() -> None:
+    learner = learned()
+    found = learner.predict(X, num_samples=2000)
+    probabilities = sampled_outputs(learner, 2000).softmax(-1)
+    mean = probabilities.mean(0)
+    torch.testing.assert_close(found.mean, mean, atol=0.02, rtol=0)
+    assert found.entropy is not None
+    assert found.mutual_information is not None
+    entropy = -(mean * mean.log()).sum(1)
+    expected = entropy + (probabilities * probabilities.log()).sum(-1).mean(0)
+    torch.testing.assert_close(found.entropy, entropy, atol=0.02, rtol=0)
+    torch.testing.assert_close(found.mutual_information, expected, atol=0.02, rtol=0)
+    assert (found.mutual_information <= found.entropy).all()
+    torch.testing.assert_close(found.epistemic_variance, probabilities.var(0, correction=0), atol=0.01, rtol=0)
+    torch.testing.assert_close(found.variance, mean * (1 - mean), atol=0.02, rtol=0)
+
+
+def test_regression_variance_is_noise_and_doubt() -> None:
+    learner = learned("gaussian")
+    found = learner.predict(X, num_samples=2000)
+    outputs = sampled_outputs(learner, 2000)
+    torch.testing.assert_close(found.epistemic_variance, outputs.var(0, correction=0), rtol=0.2, atol=0.01)
+    log_sd, width = learner.belief.mean()["likelihood.log_sd"], learner.belief.sd()["likelihood.log_sd"]
+    noise = torch.exp(2 * log_sd + 2 * width**2)  # the mean of a log-normal
+    torch.testing.assert_close(found.variance - found.epistemic_variance, noise.expand(30, 1), rtol=0.05, atol=0)
+
+
+def test_the_mean_mode_is_the_network_at_its_mean() -> None:
+    learner = learned()
+    found = learner.predict(X, at_mean=True)
+    torch.testing.assert_close(found.mean, learner.mean_network()(X).softmax(1).detach())
+    assert found.mutual_information is not None
+    assert found.mutual_information.max() == 0
+
+
+def test_samples_come_on_request_and_average_to_the_mean() -> None:
+    learner = learned()
+    assert learner.predict(X).samples is None
+    found = learner.predict(X, num_samples=7, keep_samples=True)
+    assert found.samples is not None
+    assert found.samples.shape == (7, 30, 3)
+    torch.testing.assert_close(found.samples.mean(0), found.mean)
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 500])
+def test_what_is_asked_together_does_not_matter(batch_size: int) -> None:
+    """All examples meet the same weight samples, however they are cut, so memory can be bounded."""
+    learner = learned()
+    whole = learner.predict(X, num_samples=20)
+    cut = learner.predict(X, num_samples=20, batch_size=batch_size)
+    torch.testing.assert_close(cut.mean, whole.mean)
+    torch.testing.assert_close(cut.epistemic_variance, whole.epistemic_variance)
+
+
+def test_no_tensor_grows_with_the_number_of_samples() -> None:
+    learner = learned()
+    largest = {}
+    for num_samples in (5, 50):
+        made: list[int] = []
+
+        class Watch(torch.overrides.TorchFunctionMode):
+            def __torch_function__(
+                self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+            ) -> Any:
+                out = func(*args, **(kwargs or {}))
+                if isinstance(out, Tensor):
+                    made.append(out.numel())  # noqa: B023
+                return out
+
+        with Watch():
+            learner.predict(X, num_samples=num_samples)
+        largest[num_samples] = max(made)
+    assert largest[5] == largest[50]
+
+
+def test_the_seed_decides() -> None:
+    learner = learned()
+    first = learner.predict(X, num_samples=5, seed=1).mean
+    torch.rand(3)
+    assert torch.equal(first, learner.predict(X, num_samples=5, seed=1).mean)
+    assert not torch.equal(first, learner.predict(X, num_samples=5, seed=2).mean)
+
+
+def test_the_score_is_that_of_the_averaged_density() -> None:
+    learner = learned()
+    y = torch.randint(3, (30,), generator=torch.Generator().manual_seed(1))
+    found = learner.score((X, y), num_samples=50)
+    mean = learner.predict(X, num_samples=50).mean
+    assert found.nll == pytest.approx(-float(mean[torch.arange(30), y].log().mean()), rel=1e-5)
+    assert found.accuracy == pytest.approx(float((mean.argmax(1) == y).float().mean()))
+    regression = learned("gaussian").score((X, X[:, 0]))
+    assert regression.accuracy is None
+    assert math.isfinite(regression.nll)
+
+
+@pytest.mark.parametrize("likelihood", ["bernoulli", "poisson"])
+def test_other_likelihoods_predict(likelihood: str) -> None:
+    found = learned(likelihood).predict(X)
+    assert found.mean.shape == (30, 1)
+    assert (found.variance >= found.epistemic_variance).all()
+    assert (found.entropy is None) == (likelihood == "poisson")
+
+
+def test_errors() -> None:
+    learner = learned()
+    with pytest.raises(PartError, match="example 3: input holds nan"):
+        learner.predict(X.clone().index_fill(0, torch.tensor(3), torch.nan))
+    with pytest.raises(PartError, match="nothing to predict"):
+        learner.predict(X[:0])
+    with pytest.raises(PartError, match="refused the batch that starts at example 0"):
+        learner.predict(X[:, :2])
+    with pytest.raises(SettingError, match="num_samples=0"):
+        learner.predict(X, num_samples=0)
