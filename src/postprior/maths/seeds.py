@@ -26,5 +26,9 @@ def quarantined(device: torch.device, *key: int | str) -> Generator[None]:
     """
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices):
-        torch.manual_seed(number(*key))
+        # Not torch.manual_seed, which would also seed devices that nobody puts back.
+        torch.default_generator.manual_seed(number(*key))
+        if devices:
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(number(*key))
         yield

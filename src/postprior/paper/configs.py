@@ -4,10 +4,10 @@ Every function takes T and one of three variants:
 
 - "paper": what the paper says: Adam as it comes, reset at each part, a constant rate, KL x 1 on MNIST and x 0.05 on
   CIFAR-10, 100 weight samples at the end. It names no batch size and trains "until convergence": we take 128, and
-  the steps in ``STEPS``, the same for all families.
+  the steps in recipes.py, the same for all families.
 - "tuned": temperature, prior and rates from a rough trial on CIFAR-10 (one seed, compared on the test set; see
   results/README.md); fine-tuning gets the same falling rate. They were not searched anew for MNIST or CIFAR(5+5).
-- "quick": the tuned settings with few images and steps, to see that everything works. Its numbers mean nothing else.
+- "quick": few images and steps, and a temperature to match, to see that everything works. Its numbers show no more.
 
 Commands are for the paper's variant with 5 seeds; add ``--variant tuned`` or ``--quick``. Durations and numbers stand
 here once they have been measured by these very configurations; none has been yet.
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from postprior.errors import SettingError
-from postprior.learning.settings import Settings
+from postprior.paper import recipes
 from postprior.paper.experiment import Experiment, Variant
 
 LABELS = {
@@ -34,21 +34,6 @@ LABELS = {
 }
 """What tables and figures call each approach, in their order."""
 
-STEPS: dict[tuple[str, bool], tuple[int, int]] = {
-    ("mnist", False): (12_000, 3_000),
-    ("cifar10", False): (15_000, 2_200),
-    ("cifar5+5", False): (8_000, 1_200),
-    ("mnist", True): (300, 50),
-    ("cifar10", True): (120, 20),
-    ("cifar5+5", True): (120, 20),
-}
-"""By task and whether quick: steps at T=1, and steps a part at any other T."""
-
-KL_SCALE = {"mnist": 1.0, "cifar10": 0.05, "cifar5+5": 0.05}
-"""The paper's. It says so of "the larger network", and CIFAR(5+5) has the same."""
-
-FAMILIES = {"ft": "point", "ffg": "factorized", "cfg": "channelwise", "mnf": "multiplicative", "ewc": "point"}
-
 
 class Configuration(Protocol):
     """A named configuration."""
@@ -63,7 +48,7 @@ def mnist_ft(num_parts: int = 10, variant: Variant = "paper") -> Experiment:
 
     ``postprior reproduce mnist --families ft``; expected accuracy: not yet measured.
     """
-    return _experiment("mnist", "ft", num_parts, variant)
+    return recipes.experiment("mnist", "ft", num_parts, variant)
 
 
 def mnist_ffg(num_parts: int = 10, variant: Variant = "paper") -> Experiment:
@@ -71,7 +56,7 @@ def mnist_ffg(num_parts: int = 10, variant: Variant = "paper") -> Experiment:
 
     ``postprior reproduce mnist --families ffg``; expected accuracy: not yet measured.
     """
-    return _experiment("mnist", "ffg", num_parts, variant)
+    return recipes.experiment("mnist", "ffg", num_parts, variant)
 
 
 def mnist_cfg(num_parts: int = 10, variant: Variant = "paper") -> Experiment:
@@ -79,7 +64,7 @@ def mnist_cfg(num_parts: int = 10, variant: Variant = "paper") -> Experiment:
 
     ``postprior reproduce mnist --families cfg``; expected accuracy: not yet measured.
     """
-    return _experiment("mnist", "cfg", num_parts, variant)
+    return recipes.experiment("mnist", "cfg", num_parts, variant)
 
 
 def mnist_mnf(num_parts: int = 10, variant: Variant = "paper") -> Experiment:
@@ -87,7 +72,7 @@ def mnist_mnf(num_parts: int = 10, variant: Variant = "paper") -> Experiment:
 
     ``postprior reproduce mnist --families mnf``; expected accuracy: not yet measured.
     """
-    return _experiment("mnist", "mnf", num_parts, variant)
+    return recipes.experiment("mnist", "mnf", num_parts, variant)
 
 
 def mnist_ft_early(num_parts: int = 10, variant: Variant = "paper") -> Experiment:
@@ -95,7 +80,7 @@ def mnist_ft_early(num_parts: int = 10, variant: Variant = "paper") -> Experimen
 
     ``postprior reproduce mnist --families ft-early``; expected accuracy: not yet measured.
     """
-    return _early("mnist", num_parts, variant)
+    return recipes.early("mnist", num_parts, variant)
 
 
 def mnist_ewc(num_parts: int = 10, variant: Variant = "paper") -> Experiment:
@@ -103,7 +88,7 @@ def mnist_ewc(num_parts: int = 10, variant: Variant = "paper") -> Experiment:
 
     ``postprior reproduce mnist --families ewc``; expected accuracy: not yet measured.
     """
-    return _experiment("mnist", "ewc", num_parts, variant, method="ewc")
+    return recipes.experiment("mnist", "ewc", num_parts, variant, method="ewc")
 
 
 def cifar10_ft(num_parts: int = 10, variant: Variant = "paper") -> Experiment:
@@ -111,7 +96,7 @@ def cifar10_ft(num_parts: int = 10, variant: Variant = "paper") -> Experiment:
 
     ``postprior reproduce cifar10 --families ft``; expected accuracy: not yet measured.
     """
-    return _experiment("cifar10", "ft", num_parts, variant)
+    return recipes.experiment("cifar10", "ft", num_parts, variant)
 
 
 def cifar10_ffg(num_parts: int = 10, variant: Variant = "paper") -> Experiment:
@@ -119,7 +104,7 @@ def cifar10_ffg(num_parts: int = 10, variant: Variant = "paper") -> Experiment:
 
     ``postprior reproduce cifar10 --families ffg``; expected accuracy: not yet measured.
     """
-    return _experiment("cifar10", "ffg", num_parts, variant)
+    return recipes.experiment("cifar10", "ffg", num_parts, variant)
 
 
 def cifar10_cfg(num_parts: int = 10, variant: Variant = "paper") -> Experiment:
@@ -127,7 +112,7 @@ def cifar10_cfg(num_parts: int = 10, variant: Variant = "paper") -> Experiment:
 
     ``postprior reproduce cifar10 --families cfg``; expected accuracy: not yet measured.
     """
-    return _experiment("cifar10", "cfg", num_parts, variant)
+    return recipes.experiment("cifar10", "cfg", num_parts, variant)
 
 
 def cifar10_mnf(num_parts: int = 10, variant: Variant = "paper") -> Experiment:
@@ -135,7 +120,7 @@ def cifar10_mnf(num_parts: int = 10, variant: Variant = "paper") -> Experiment:
 
     ``postprior reproduce cifar10 --families mnf``; expected accuracy: not yet measured.
     """
-    return _experiment("cifar10", "mnf", num_parts, variant)
+    return recipes.experiment("cifar10", "mnf", num_parts, variant)
 
 
 def cifar10_ft_early(num_parts: int = 10, variant: Variant = "paper") -> Experiment:
@@ -143,7 +128,7 @@ def cifar10_ft_early(num_parts: int = 10, variant: Variant = "paper") -> Experim
 
     ``postprior reproduce cifar10 --families ft-early``; expected accuracy: not yet measured.
     """
-    return _early("cifar10", num_parts, variant)
+    return recipes.early("cifar10", num_parts, variant)
 
 
 def cifar10_ewc(num_parts: int = 10, variant: Variant = "paper") -> Experiment:
@@ -151,7 +136,7 @@ def cifar10_ewc(num_parts: int = 10, variant: Variant = "paper") -> Experiment:
 
     ``postprior reproduce cifar10 --families ewc``; expected accuracy: not yet measured.
     """
-    return _experiment("cifar10", "ewc", num_parts, variant, method="ewc")
+    return recipes.experiment("cifar10", "ewc", num_parts, variant, method="ewc")
 
 
 def cifar10_ffg_kl1(num_parts: int = 10, variant: Variant = "paper") -> Experiment:
@@ -160,7 +145,7 @@ def cifar10_ffg_kl1(num_parts: int = 10, variant: Variant = "paper") -> Experime
     ``postprior reproduce cifar10 --families ffg-kl1``; the paper reports severe underfitting, without a number.
     Expected accuracy: not yet measured.
     """
-    return _experiment("cifar10", "ffg-kl1", num_parts, variant, family="factorized", temperature=1.0)
+    return recipes.experiment("cifar10", "ffg-kl1", num_parts, variant, family="factorized", temperature=1.0)
 
 
 def cifar5_ft(num_parts: int = 10, variant: Variant = "paper") -> Experiment:
@@ -168,7 +153,7 @@ def cifar5_ft(num_parts: int = 10, variant: Variant = "paper") -> Experiment:
 
     ``postprior reproduce cifar5+5 --families ft``; expected accuracy: not yet measured.
     """
-    return _experiment("cifar5+5", "ft", num_parts, variant)
+    return recipes.experiment("cifar5+5", "ft", num_parts, variant)
 
 
 def cifar5_ft_pretrained(num_parts: int = 10, variant: Variant = "paper") -> Experiment:
@@ -176,7 +161,7 @@ def cifar5_ft_pretrained(num_parts: int = 10, variant: Variant = "paper") -> Exp
 
     ``postprior reproduce cifar5+5 --families ft-pretrained``; expected accuracy: not yet measured.
     """
-    return _pretrained("ft-pretrained", num_parts, variant, family="point", pretraining="finetune")
+    return recipes.pretrained("ft-pretrained", num_parts, variant, family="point", pretraining="finetune")
 
 
 def cifar5_ffg(num_parts: int = 10, variant: Variant = "paper") -> Experiment:
@@ -184,7 +169,7 @@ def cifar5_ffg(num_parts: int = 10, variant: Variant = "paper") -> Experiment:
 
     ``postprior reproduce cifar5+5 --families ffg``; expected accuracy: not yet measured.
     """
-    return _experiment("cifar5+5", "ffg", num_parts, variant)
+    return recipes.experiment("cifar5+5", "ffg", num_parts, variant)
 
 
 def cifar5_ffg_fixed(num_parts: int = 10, variant: Variant = "paper") -> Experiment:
@@ -194,7 +179,7 @@ def cifar5_ffg_fixed(num_parts: int = 10, variant: Variant = "paper") -> Experim
     """
     sds = (0.03, 0.3) if variant == "quick" else (0.01, 0.03, 0.1, 0.3, 1.0)
     fixed: dict[str, Any] = {"pretraining": "fixed", "pretraining_sds": sds}
-    return _pretrained("ffg-fixed", num_parts, variant, family="factorized", **fixed)
+    return recipes.pretrained("ffg-fixed", num_parts, variant, family="factorized", **fixed)
 
 
 def cifar5_ffg_laplace(num_parts: int = 10, variant: Variant = "paper") -> Experiment:
@@ -202,7 +187,7 @@ def cifar5_ffg_laplace(num_parts: int = 10, variant: Variant = "paper") -> Exper
 
     ``postprior reproduce cifar5+5 --families ffg-laplace``; expected accuracy: not yet measured.
     """
-    return _pretrained("ffg-laplace", num_parts, variant, family="factorized", pretraining="laplace")
+    return recipes.pretrained("ffg-laplace", num_parts, variant, family="factorized", pretraining="laplace")
 
 
 CONFIGURATIONS: dict[str, dict[str, Configuration]] = {
@@ -256,64 +241,3 @@ def choose(
     if not chosen:
         raise SettingError("nothing to run: ewc and ffg-kl1 need more than one part; add --parts 10")
     return chosen
-
-
-def _early(task: str, num_parts: int, variant: Variant) -> Experiment:
-    return _experiment(task, "ft-early", num_parts, variant, family="point", method="early", holdout=0.1)
-
-
-def _pretrained(approach: str, num_parts: int, variant: Variant, **fields: Any) -> Experiment:
-    # The whole of the first five classes is one part, so it takes the steps of T=1.
-    before = _settings("cifar5+5", 1, variant, point=True)
-    return _experiment("cifar5+5", approach, num_parts, variant, pretraining_settings=before, **fields)
-
-
-def _experiment(
-    task: str,
-    approach: str,
-    num_parts: int,
-    variant: Variant,
-    *,
-    family: str | None = None,
-    temperature: float | None = None,
-    holdout: float = 0.0,
-    **fields: Any,
-) -> Experiment:
-    family = family or FAMILIES[approach]
-    point = family == "point"
-    if point:
-        fields = {"method": "finetune", **fields}
-    quick: dict[str, Any] = {"num_train": 2_000, "num_test": 1_000, "samples_by_part": 2, "samples_at_end": 10}
-    return Experiment(
-        name=f"{task}-{approach}-t{num_parts}-{variant}",
-        dataset=task,
-        approach=approach,
-        network="LeNet5" if task == "mnist" else "ThreeConvThreeFC",
-        family=family,
-        num_parts=num_parts,
-        variant=variant,
-        settings=_settings(task, num_parts, variant, point, temperature, holdout),
-        prior_sd=1.0 if variant == "paper" else 0.1,
-        **({"method": "bayes"} | fields | (quick if variant == "quick" else {})),
-    )
-
-
-def _settings(
-    task: str,
-    num_parts: int,
-    variant: Variant,
-    point: bool,
-    temperature: float | None = None,
-    holdout: float = 0.0,
-) -> Settings:
-    jointly, a_part = STEPS[task, variant == "quick"]
-    if variant == "paper":
-        tuned: dict[str, Any] = {"temperature": temperature or KL_SCALE[task]}
-    else:
-        tuned = {"temperature": temperature or 0.2, "schedule": "linear", "spread_rate": 5.0}
-    if point:
-        tuned = {**tuned, "temperature": 1.0, "spread_rate": 1.0}  # a point has neither KL nor width
-    if variant == "quick":
-        tuned["batch_size"] = 32
-    # The old belief's score of each new part would cost a pass and is not reported.
-    return Settings(steps=jointly if num_parts == 1 else a_part, holdout=holdout, score_samples=0, **tuned)

@@ -1,4 +1,4 @@
-"""What one run of the paper's experiments is: everything but the seed, complete and frozen, with a hash to know it by."""
+"""What one run of the paper's experiments is: everything but the seed, complete and frozen, known by its hash."""
 
 import hashlib
 import json

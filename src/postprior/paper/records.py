@@ -95,7 +95,8 @@ def read(path: Path) -> Result:
         written_hash = plain.pop("hash")
         experiment = Experiment.from_plain(plain["experiment"])
         by_part = tuple(PartScore(**score) for score in plain["by_part"])
-        result = Result(**{**plain, "experiment": experiment, "by_part": by_part, "final": PartScore(**plain["final"])})
+        plain |= {"experiment": experiment, "by_part": by_part, "final": PartScore(**plain["final"])}
+        result = Result(**plain)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StoreError(
             f"{path} is no result that this version can read ({error}): move it away, and run again"
