@@ -74,6 +74,24 @@ def test_what_no_file_can_hold_must_be_given_again(tmp_path: Path) -> None:
     loaded.absorb(data())
 
 
+def test_a_likelihood_class_of_the_users_must_be_given_again(tmp_path: Path) -> None:
+    class Mine(postprior.Likelihood):
+        name = "mine"
+
+        def check(self, outputs: Tensor, targets: Tensor, first: int) -> Tensor:
+            return targets
+
+        def log_prob(self, outputs: Tensor, targets: Tensor, values: Any) -> Tensor:
+            return -(outputs[:, 0] - targets).abs()
+
+        def predictive(self, outputs: Tensor, values: Any) -> Any:
+            raise AssertionError("not asked")
+
+    postprior.Learner(network(), likelihood=Mine()).save(tmp_path / "learner")
+    with pytest.raises(SettingError, match=r"pass likelihood=... again"):
+        postprior.Learner.load(tmp_path / "learner", network())
+
+
 def test_settings_and_likelihood_are_kept(tmp_path: Path) -> None:
     learner = postprior.Learner(nn.Linear(2, 1), likelihood=postprior.Gaussian(sd=0.7), temperature=0.2, seed=9)
     learner.save(tmp_path / "learner")

@@ -357,6 +357,11 @@ def test_a_term_of_the_users_joins_the_sum() -> None:
     assert size[id(shrunk)] < 0.7 * size[id(plain)]
 
 
+def test_a_term_may_not_take_the_place_of_ours() -> None:
+    with pytest.raises(SettingError, match="terms: kl is a term of the objective already"):
+        learner(terms={"kl": lambda step: step.outputs.sum()}).absorb(blobs())
+
+
 def test_augmentation_sees_training_inputs_only() -> None:
     seen: list[int] = []
 

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import postprior
-from postprior.errors import PartError, SettingError
+from postprior.errors import BeliefError, PartError, SettingError
 
 
 def learned(likelihood: str = "categorical") -> postprior.Learner:
@@ -142,6 +143,30 @@ def test_other_likelihoods_predict(likelihood: str) -> None:
     assert (found.entropy is None) == (likelihood == "poisson")
 
 
+ASKED: dict[str, Any] = {
+    "tensor": X,
+    "array": X.numpy(),
+    "dataset with targets": TensorDataset(X, torch.zeros(30)),
+    "dataset without": TensorDataset(X),
+    "loader with targets": DataLoader(TensorDataset(X, torch.zeros(30)), batch_size=7),
+    "loader without": DataLoader(TensorDataset(X), batch_size=7),
+    "loader of bare tensors": DataLoader(X, batch_size=7),  # type: ignore[arg-type]
+    "dictionary": {"x": X},
+}
+
+
+@pytest.mark.parametrize("kind", ASKED)
+def test_all_kinds_of_inputs_are_predicted_alike(kind: str) -> None:
+    learner = learned()
+    torch.testing.assert_close(learner.predict(ASKED[kind], num_samples=5).mean, learner.predict(X, num_samples=5).mean)
+
+
+def test_what_the_likelihood_learns_must_be_in_the_belief() -> None:
+    belief = postprior.first_belief(nn.Linear(3, 1))
+    with pytest.raises(BeliefError, match=r"Gaussian's log_sd is to be learned.*unknowns=likelihood.unknowns\(\)"):
+        postprior.predict(nn.Linear(3, 1), belief, postprior.as_inputs(X), postprior.Gaussian())
+
+
 def test_errors() -> None:
     learner = learned()
     with pytest.raises(PartError, match="example 3: input holds nan"):
@@ -150,5 +175,7 @@ def test_errors() -> None:
         learner.predict(X[:0])
     with pytest.raises(PartError, match="refused the batch that starts at example 0"):
         learner.predict(X[:, :2])
+    with pytest.raises(PartError, match="the first axis of the inputs must count examples"):
+        learner.predict(X[0])
     with pytest.raises(SettingError, match="num_samples=0"):
         learner.predict(X, num_samples=0)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from postprior.cli import data, demo
+from postprior.cli import data, demo, reproduce
 from postprior.errors import PostpriorError
 
 FAILED, INTERRUPTED = 1, 130  # a wrong usage is 2, which typer sees to
@@ -14,6 +14,9 @@ FAILED, INTERRUPTED = 1, 130  # a wrong usage is 2, which typer sees to
 app = typer.Typer(name="postprior", no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_show_locals=False)
 app.command()(demo.demo)
 app.add_typer(data.app, name="data")
+app.command()(reproduce.reproduce)
+app.command()(reproduce.table)
+app.command()(reproduce.figure)
 
 
 def main() -> None:

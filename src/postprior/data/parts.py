@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -14,6 +14,9 @@ from postprior.errors import PartError
 
 TARGET_NAMES = ("label", "labels", "target", "targets", "y")
 """Keys of a dictionary that are taken for the targets."""
+
+Targets = Literal["needed", "passed over", "absent"]
+"""Whether an item must hold targets, may hold some that nobody asks for, or is inputs only."""
 
 
 class IndexedPart:
@@ -43,8 +46,9 @@ class IndexedPart:
 class LoaderPart:
     """A part that a loader cuts into batches, shuffled as its maker pleases; ``loader`` makes one for a batch size."""
 
-    def __init__(self, loader: Callable[[int], DataLoader[Any]], target: str | None, has_targets: bool) -> None:
-        self._loader, self._target, self._has_targets = loader, target, has_targets
+    def __init__(self, loader: Callable[[int], DataLoader[Any]], target: str | None, targets: Targets) -> None:
+        self._loader, self._target = loader, target
+        self._targets: Targets = targets
 
     def num_batches(self, batch_size: int) -> int | None:
         loader = self._loader(batch_size)
@@ -52,7 +56,7 @@ class LoaderPart:
 
     def batches(self, batch_size: int, generator: torch.Generator | None = None) -> Iterator[Batch]:
         del generator
-        return (to_batch(item, self._target, self._has_targets) for item in self._loader(batch_size))
+        return (to_batch(item, self._target, self._targets) for item in self._loader(batch_size))
 
     def split(self, num_held: int, generator: torch.Generator) -> tuple["LoaderPart", "LoaderPart"]:
         raise PartError(
@@ -67,60 +71,62 @@ def as_part(data: Any, *, target: str | None = None) -> Part:
     holds the targets too; a Dataset or a DataLoader whose items are such tuples or dictionaries. ``target`` names the
     targets in a dictionary.
     """
-    return _part(data, target, has_targets=True)
+    return _part(data, target, "needed")
 
 
 def as_inputs(data: Any) -> Part:
     """The data as inputs to predict for; a tuple is several inputs. Targets in a Dataset or loader are passed over."""
-    return _part(data, None, has_targets=isinstance(data, (Dataset, DataLoader)))
+    return _part(data, None, "passed over" if isinstance(data, (Dataset, DataLoader)) else "absent")
 
 
-def to_batch(item: Any, target: str | None = None, has_targets: bool = True) -> Batch:
+def to_batch(item: Any, target: str | None, targets: Targets) -> Batch:
     """A batch from tensors in a tuple, whose last element is the targets, or in a dictionary."""
     if isinstance(item, Mapping):
-        return _from_mapping(dict(cast(Mapping[str, Any], item)), target, has_targets)
-    if not has_targets:
-        return Batch(tuple(cast(Sequence[Any], item)) if isinstance(item, (tuple, list)) else (item,), {}, None)
-    if not isinstance(item, (tuple, list)) or len(cast(Sequence[Any], item)) < 2:
+        return _from_mapping(dict(cast(Mapping[str, Any], item)), target, targets)
+    items = tuple(cast(Sequence[Any], item)) if isinstance(item, (tuple, list)) else (item,)
+    if targets == "absent" or (targets == "passed over" and len(items) == 1):
+        return Batch(items, {}, None)
+    if len(items) < 2:
         raise PartError(f"expected (inputs, targets) or a dictionary, found {_described(item)}")
-    *inputs, targets = cast(Sequence[Any], item)
+    *inputs, truth = items
     if len(inputs) == 1 and isinstance(inputs[0], Mapping):
-        return Batch((), dict(cast(Mapping[str, Any], inputs[0])), targets)
+        return Batch((), dict(cast(Mapping[str, Any], inputs[0])), truth)
     if len(inputs) == 1 and isinstance(inputs[0], (tuple, list)):
         inputs = list(cast(Sequence[Any], inputs[0]))
-    return Batch(tuple(inputs), {}, targets)
+    return Batch(tuple(inputs), {}, truth)
 
 
-def _part(data: Any, target: str | None, has_targets: bool) -> Part:
+def _part(data: Any, target: str | None, targets: Targets) -> Part:
     if isinstance(data, DataLoader):
         loader = cast(DataLoader[Any], data)
-        return LoaderPart(lambda _: loader, target, has_targets)
+        return LoaderPart(lambda _: loader, target, targets)
     if isinstance(data, IterableDataset):
         stream = cast(Any, data)
-        return LoaderPart(lambda size: DataLoader(stream, batch_size=size), target, has_targets)
+        return LoaderPart(lambda size: DataLoader(stream, batch_size=size), target, targets)
     if isinstance(data, Dataset):
         dataset = cast(Any, data)
 
         def collate(indices: Tensor) -> Batch:
             numbers = indices.tolist()
-            return to_batch(_collated([dataset[i] for i in numbers], numbers), target, has_targets)
+            return to_batch(_collated([dataset[i] for i in numbers], numbers), target, targets)
 
         return IndexedPart(collate, torch.arange(len(dataset)))
-    batch = to_batch(_tensors(data, "part"), target, has_targets)
+    batch = to_batch(_tensors(data, "part"), target, targets)
     return IndexedPart(lambda indices: _take(batch, indices), torch.arange(_agreed_length(batch)))
 
 
-def _from_mapping(item: dict[str, Any], target: str | None, has_targets: bool) -> Batch:
+def _from_mapping(item: dict[str, Any], target: str | None, targets: Targets) -> Batch:
     names = (target,) if target is not None else TARGET_NAMES
-    found = [name for name in names if name in item]
-    if has_targets and len(found) != 1:
+    found = [] if targets == "absent" else [name for name in names if name in item]
+    if targets == "needed" and len(found) != 1:
         raise PartError(
             f"expected one of the keys {', '.join(names)} to hold the targets, found {sorted(item)}: "
             "say which with target=..."
         )
-    targets = item.pop(found[0]) if found else None
+    truth = [item.pop(name) for name in found]
     # A single input needs no name: most networks call theirs something else than the data does.
-    return Batch(tuple(item.values()), {}, targets) if len(item) == 1 else Batch((), item, targets)
+    args, kwargs = (tuple(item.values()), {}) if len(item) == 1 else ((), item)
+    return Batch(args, kwargs, truth[0] if targets == "needed" else None)
 
 
 def _tensors(data: Any, where: str) -> Any:

@@ -80,7 +80,12 @@ def absorb(
         )
         learned, held, num_examples = _split(part, before.num_examples, settings, seeds.stream("cpu", *key, "split"))
         posterior = _start(network, prior, settings, seeds.stream(device, *key, "weights"))
-        all_terms = {**_terms(network, posterior, prior, likelihood, settings, key), **(terms or {})}
+        own = _terms(network, posterior, prior, likelihood, settings, key)
+        if taken := own.keys() & (terms or {}).keys():
+            raise SettingError(
+                f"terms: {', '.join(taken)} is a term of the objective already; call yours something else"
+            )
+        all_terms = {**own, **(terms or {})}
 
         def judge() -> float:
             assert held is not None

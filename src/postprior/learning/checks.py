@@ -6,9 +6,11 @@ from typing import Any
 from torch import Tensor
 
 from postprior.batch import Batch
-from postprior.errors import NetworkError, PartError
+from postprior.errors import BeliefError, NetworkError, PartError
 from postprior.families import Draw
-from postprior.networks.bayesian import BayesianNetwork
+from postprior.learning.likelihoods import Likelihood
+from postprior.networks.bayesian import LIKELIHOOD, BayesianNetwork
+from postprior.networks.belief import Belief
 
 
 def check_finite(batch: Batch, first: int) -> None:
@@ -52,3 +54,13 @@ def targets_of(batch: Batch, first: int) -> Tensor:
             f"{sorted(lengths)} examples: give one target an example"
         )
     return batch.targets
+
+
+def check_unknowns(belief: Belief, likelihood: Likelihood) -> None:
+    """Raise a BeliefError unless the belief covers what the likelihood itself has to learn."""
+    for name in likelihood.unknowns():
+        if LIKELIHOOD + name not in belief.weights:
+            raise BeliefError(
+                f"{type(likelihood).__name__}'s {name} is to be learned, but the belief says nothing of it: "
+                "make the first belief with unknowns=likelihood.unknowns(), or give the likelihood a known value"
+            )

@@ -8,7 +8,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, cast, final
 
 import torch
 from torch import Tensor
@@ -91,8 +91,7 @@ class Categorical(Likelihood):
     name: ClassVar[str] = "categorical"
 
     def check(self, outputs: Tensor, targets: Tensor, first: int) -> Tensor:
-        if outputs.dim() < 2:
-            raise PartError(f"expected logits of shape [examples, classes], found outputs of shape {_shape(outputs)}")
+        _require_classes(outputs)
         expected = (outputs.shape[0], *outputs.shape[2:])
         if targets.dim() == len(expected) + 1 and targets.shape[1] == 1:
             targets = targets.squeeze(1)
@@ -112,6 +111,7 @@ class Categorical(Likelihood):
         return -_sum(F.cross_entropy(outputs, targets, reduction="none"))
 
     def predictive(self, outputs: Tensor, values: Values) -> Predictive:
+        _require_classes(outputs)
         probabilities = outputs.softmax(1)
         return Predictive(probabilities, probabilities * (1 - probabilities), _entropy(probabilities))
 
@@ -293,8 +293,9 @@ def as_likelihood(given: str | Likelihood | Callable[[Tensor, Tensor], Tensor]) 
 
 
 def to_json(likelihood: Likelihood) -> dict[str, Any] | None:
-    """Name and settings, or None for a function, which no file can hold."""
-    return None if isinstance(likelihood, Custom) else {"name": likelihood.name, **asdict(likelihood)}  # pyright: ignore
+    """Name and settings, or None for one of the user's own, whose code no file can hold."""
+    known = type(likelihood) in LIKELIHOODS.values()
+    return {"name": likelihood.name, **asdict(cast(Any, likelihood))} if known else None
 
 
 def from_json(given: Mapping[str, Any]) -> Likelihood:
@@ -312,6 +313,14 @@ def _like_outputs(outputs: Tensor, targets: Tensor) -> Tensor:
     if targets.shape != outputs.shape:
         raise PartError(f"targets have shape {_shape(targets)}, expected {_shape(outputs)}, the shape of the outputs")
     return targets.to(outputs.dtype)
+
+
+def _require_classes(outputs: Tensor) -> None:
+    if outputs.dim() < 2:
+        raise PartError(
+            f"expected logits of shape [examples, classes], found outputs of shape {_shape(outputs)}: "
+            "the first axis of the inputs must count examples, even if there is one"
+        )
 
 
 def _refuse(bad: Tensor, targets: Tensor, first: int, expected: str) -> None:

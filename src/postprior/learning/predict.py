@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from postprior.batch import Batch, Part
 from postprior.errors import PartError, SettingError
 from postprior.families import Draw
-from postprior.learning.checks import check_finite, outputs_of, targets_of
+from postprior.learning.checks import check_finite, check_unknowns, outputs_of, targets_of
 from postprior.learning.likelihoods import Likelihood, Predictive
 from postprior.maths import seeds
 from postprior.networks.bayesian import BayesianNetwork, from_belief, learnable, likelihood_values
@@ -67,6 +67,7 @@ def predict(
     """Predictions averaged over weight samples, or of the mean weights, in bounded memory; same seed, same samples."""
     if num_samples < 1:
         raise SettingError(f"num_samples={num_samples}: expected a whole number from 1")
+    check_unknowns(belief, likelihood)
     bayesian = frozen_network(network, belief)
     pieces: list[Prediction] = []
     batches = _placed(part, network, batch_size)
@@ -90,6 +91,7 @@ def score(
     batch_size: int = 500,
 ) -> Score:
     """NLL and accuracy of the belief on a part, every example of which is checked on the way."""
+    check_unknowns(belief, likelihood)
     bayesian = frozen_network(network, belief)
     return score_of(bayesian, part, likelihood, num_samples=num_samples, seed=seed, batch_size=batch_size)
 
