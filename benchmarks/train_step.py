@@ -3,8 +3,8 @@
     python benchmarks/train_step.py [--rounds 15] [--threads 1]
 
 The floor of a step with weight samples is the plain step, plus drawing as many normal numbers as there are weights,
-plus the KL and its gradient, plus Adam over twice the parameters. The cases are interleaved, process time is measured, and
-the median of the rounds' ratios is printed.
+plus the KL and its gradient, plus Adam over twice the parameters. The cases are interleaved, process time is measured,
+and the median of the rounds' ratios is printed.
 """
 
 import argparse

@@ -19,9 +19,14 @@ def demo(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for digits.json, digits.md, digits.png.")] = Path(
         "demo"
     ),
+    shuffled: Annotated[
+        bool, typer.Option("--shuffled", help="Make the ten parts alike; else writers differ.")
+    ] = False,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds of each run; five give intervals worth reading.")] = 1,
 ) -> None:
     """Learn handwritten digits at once, and in ten parts that are thrown away, with and without a belief.
+
+    The parts come as they were recorded, each by other writers; the test images are by all of them.
 
     Fine-tuning (FT) starts each part at the last weights. The Bayesian families start it at the last belief:
     independent weights (FFG), correlated within each kernel (CFG), multiplied by a normalising flow (MNF).
@@ -43,11 +48,11 @@ def demo(
     with _progress(sum(parts for _, parts, _ in plan)) as tell:
         for family, parts, seed in plan:
             title = f"{digits.NAMES[family]} in {parts} part{'s' * (parts > 1)}, seed {seed}"
-            runs.append(digits.run(family, parts, seed, lambda number, title=title: tell(title, number)))
-    _report(runs, out)
+            runs.append(digits.run(family, parts, seed, shuffled, lambda number, title=title: tell(title, number)))
+    _report(runs, shuffled, out)
 
 
-def _report(runs: "list[Run]", out: Path) -> None:
+def _report(runs: "list[Run]", shuffled: bool, out: Path) -> None:
     """Print the table; write it, the picture and all numbers."""
     from dataclasses import asdict
 
@@ -63,7 +68,7 @@ def _report(runs: "list[Run]", out: Path) -> None:
     Console().print(table)
     lines = [digits.COLUMNS, ("---",) * len(digits.COLUMNS), *rows]
     (out / "digits.md").write_text("".join(f"| {' | '.join(line)} |\n" for line in lines))
-    about = {"settings": digits.described_settings(), "runs": [asdict(run) for run in runs]}
+    about = {**digits.provenance(), "shuffled": shuffled, "runs": [asdict(run) for run in runs]}
     (out / "digits.json").write_text(json.dumps(about, indent=1) + "\n")
     digits.draw(runs, out / "digits.png")
     print(f"The picture is {out / 'digits.png'}; the numbers are digits.json and digits.md beside it.")

@@ -20,15 +20,16 @@ NAMES = {"point": "FT", "factorized": "FFG", "channelwise": "CFG", "multiplicati
 """What the paper calls each family."""
 PRIOR_SD = 0.3
 
-# Chosen on 297 training images that were set aside, five seeds each, with the same effort for both.
-FINE_TUNING = Settings(epochs=20, batch_size=32, learning_rate=5e-3, score_samples=0)
+# Chosen on 297 training images that were set aside, three seeds each, nine settings tried for fine-tuning and eight for
+# the factorised Gaussian, whose settings the other families took over.
+FINE_TUNING = Settings(epochs=10, batch_size=32, learning_rate=5e-3, score_samples=0)
 BAYES = Settings(
     epochs=60,
     batch_size=32,
-    learning_rate=6e-3,
+    learning_rate=1e-2,
     spread_rate=5.0,
     schedule="linear",
-    temperature=0.003,
+    temperature=0.001,
     score_samples=0,
 )
 
@@ -57,15 +58,19 @@ def load_digits() -> tuple[Tensor, Tensor]:
     return torch.tensor(images, dtype=torch.float32).view(-1, 1, 8, 8) / 16, torch.tensor(labels, dtype=torch.long)
 
 
-def run(family: str, num_parts: int, seed: int, tell: Callable[[int], Any] = lambda _: None) -> Run:
-    """Learn the training images in parts; the seed decides their order, the network's start and all noise.
+def run(
+    family: str, num_parts: int, seed: int, shuffled: bool = False, tell: Callable[[int], Any] = lambda _: None
+) -> Run:
+    """Learn the training images in parts, in the order they were recorded in, so that each part has other writers.
 
-    The test images are the same for all seeds. ``tell`` hears how many parts are done.
+    ``shuffled`` makes the parts alike, as the paper has them, in an order that the seed decides beside the network's
+    start and all noise. The test images are drawn from all writers, the same ones always. ``tell`` hears of each part.
     """
     images, labels = load_digits()
     order = torch.randperm(len(images), generator=seeds.stream("cpu", "digits", "test"))
-    test, train = order[:NUM_TEST], order[NUM_TEST:]
-    train = train[torch.randperm(len(train), generator=seeds.stream("cpu", "digits", "order", seed))]
+    test, train = order[:NUM_TEST], order[NUM_TEST:].sort().values
+    if shuffled:
+        train = train[torch.randperm(len(train), generator=seeds.stream("cpu", "digits", "order", seed))]
     with seeds.quarantined(torch.device("cpu"), "digits", "network", seed):
         network = SmallConvNet()
     settings = FINE_TUNING if family == "point" else BAYES
@@ -86,9 +91,10 @@ def run(family: str, num_parts: int, seed: int, tell: Callable[[int], Any] = lam
     )
 
 
-def described_settings() -> dict[str, Any]:
+def provenance() -> dict[str, Any]:
     """What the runs were made with, for the record."""
-    return {"prior_sd": PRIOR_SD, "FT": asdict(FINE_TUNING), "FFG, CFG, MNF": asdict(BAYES)}
+    settings = {"prior_sd": PRIOR_SD, "FT": asdict(FINE_TUNING), "FFG, CFG, MNF": asdict(BAYES)}
+    return {"settings": settings, "device": "cpu", "threads": torch.get_num_threads(), "torch": torch.__version__}
 
 
 def mean_and_interval(values: Sequence[float]) -> tuple[float, float]:

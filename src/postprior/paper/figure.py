@@ -1,5 +1,6 @@
 """The paper's figure and the curves by part, drawn from the files alone."""
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,7 +57,7 @@ def bars(by_task: dict[str, Section], variant: str) -> "Figure":
             _draw_bars(ax, by_task[task], names)
         else:
             _say_nothing(ax)
-    figure.suptitle(_caption(variant, "accuracy after the last part; 95% intervals over seeds"), fontsize=9)
+    figure.suptitle(_caption(by_task, variant, "accuracy after the last part"), fontsize=9)
     return figure
 
 
@@ -75,7 +76,7 @@ def curves(by_task: dict[str, Section], variant: str) -> "Figure":
                 _say_nothing(ax)
             else:
                 _draw_curves(ax, section, value)
-    figure.suptitle(_caption(variant, "on the test set after each part; 95% intervals over seeds"), fontsize=9)
+    figure.suptitle(_caption(by_task, variant, "on the test set after each part"), fontsize=9)
     return figure
 
 
@@ -87,17 +88,18 @@ def _draw_bars(ax: "Axes", section: Section, names: Sequence[str]) -> None:
         cells = {x: cell for x, name in enumerate(present) if (cell := section.cell(name, num_parts))}
         found = [cell.over(lambda result: 100 * result.final.accuracy) for cell in cells.values()]
         places = [x + (i - (len(section.parts) - 1) / 2) * width for x in cells]
-        errors = [interval.half_width or 0.0 for interval in found]
+        # A single seed has no interval, and a bar without one must not look like one with none to speak of.
+        errors = [math.nan if interval.half_width is None else interval.half_width for interval in found]
         color = COLORS.get(num_parts, OTHER_COLOR)
         heights = [interval.mean for interval in found]
         ax.bar(places, heights, width, yerr=errors, capsize=3, color=color, label=f"T={num_parts}")
-        ends += [height + sign * error for height, error in zip(heights, errors, strict=True) for sign in (-1, 1)]
+        ends += [i.mean + sign * (i.half_width or 0.0) for i in found for sign in (-1, 1)]
     ax.set_xticks(range(len(present)), [_broken(LABELS[name]) for name in present], fontsize=8)
-    ax.legend(loc="lower right", fontsize=8)
+    ax.legend(loc="upper right", ncols=len(section.parts), fontsize=8)
     if ends:
         # Bars from zero would hide differences of tenths; the axis says where it begins.
         margin = 0.25 * (max(ends) - min(ends)) + 0.1
-        ax.set_ylim(max(0.0, min(ends) - 2 * margin), min(100.0, max(ends) + margin))
+        ax.set_ylim(max(0.0, min(ends) - 2 * margin), max(ends) + 2 * margin)
 
 
 def _draw_curves(ax: "Axes", section: Section, value: Callable[[PartScore], float]) -> None:
@@ -125,8 +127,10 @@ def _say_nothing(ax: "Axes") -> None:
     ax.set_yticks([])
 
 
-def _caption(variant: str, what: str) -> str:
-    return f"{'the paper’s' if variant == 'paper' else variant} settings: {what}"
+def _caption(by_task: dict[str, Section], variant: str, what: str) -> str:
+    most = max(len(cell.results) for section in by_task.values() for cell in section.cells)
+    intervals = f"mean and 95% interval of up to {most} seeds" if most > 1 else "one seed, so no interval"
+    return f"{'the paper’s' if variant == 'paper' else variant} settings: {what}; {intervals}"
 
 
 def _broken(label: str) -> str:

@@ -1,0 +1,52 @@
+"""`postprior demo` on few steps: the whole path, and that the table says what the runs said."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from postprior.cli.app import app
+from postprior.paper import digits
+
+
+def test_the_demo_writes_table_picture_and_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FINE_TUNING", "BAYES"):
+        monkeypatch.setattr(digits, name, replace(getattr(digits, name), steps=2))
+    result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "demo")])
+    assert result.exit_code == 0, result.output
+    about = json.loads((tmp_path / "demo" / "digits.json").read_text())
+    assert len(about["runs"]) == 2 * len(digits.NAMES)
+    assert about["settings"]["FT"]["steps"] == 2
+    assert (tmp_path / "demo" / "digits.png").read_bytes().startswith(b"\x89PNG")
+    lines = (tmp_path / "demo" / "digits.md").read_text().splitlines()
+    assert len(lines) == 2 + 8
+    last = next(r for r in about["runs"] if r["family"] == "multiplicative" and r["num_parts"] == 10)
+    assert f"| MNF | 10 | {100 * last['accuracy'][-1]:.1f} | {last['nll'][-1]:.3f} |" in lines[-1]
+    assert len(last["nll"]) == 10
+    assert "MNF in 10 parts, seed 0" in result.stderr
+
+
+def test_intervals_are_students() -> None:
+    mean, half = digits.mean_and_interval([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert mean == 3.0
+    assert half == pytest.approx(2.776445 * 2.5**0.5 / 5**0.5, rel=1e-6)
+
+
+def test_recorded_parts_and_shuffled_ones_share_the_test_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[torch.Tensor] = []
+
+    class Spy(digits.Learner):
+        def absorb(self, data, **settings):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN003, ANN202
+            seen.append(data[0])
+            return super().absorb(data, steps=1)
+
+    monkeypatch.setattr(digits, "Learner", Spy)
+    digits.run("point", 10, 0)
+    digits.run("point", 10, 0, shuffled=True)
+    recorded, shuffled = torch.cat(seen[:10]).flatten(1), torch.cat(seen[10:]).flatten(1)
+    assert len(recorded) == 1797 - digits.NUM_TEST
+    assert not torch.equal(recorded, shuffled)
+    assert torch.equal(recorded.unique(dim=0), shuffled.unique(dim=0))
