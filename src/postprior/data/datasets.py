@@ -109,7 +109,7 @@ def load(name: str, *, folder: Path | None = None) -> ImageData:
 
 def _dataset(name: str) -> Dataset:
     if name not in DATASETS:
-        raise DataError(f"no dataset is called {name!r}; choose one of {', '.join(DATASETS)}")
+        raise DataError(f"no dataset is called {name!r}; choose one of {', '.join(sorted(DATASETS))}")
     return DATASETS[name]
 
 
