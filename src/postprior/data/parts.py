@@ -34,11 +34,11 @@ class IndexedPart:
     def batches(self, batch_size: int, generator: torch.Generator | None = None) -> Iterator[Batch]:
         order = self._indices
         if generator is not None:
-            order = order[torch.randperm(len(order), generator=generator)]
+            order = order[torch.randperm(len(order), generator=generator).to(order.device)]
         return map(self._fetch, order.split(_sizes(len(self), batch_size)))
 
     def split(self, num_held: int, generator: torch.Generator) -> tuple["IndexedPart", "IndexedPart"]:
-        order = self._indices[torch.randperm(len(self), generator=generator)]
+        order = self._indices[torch.randperm(len(self), generator=generator).to(self._indices.device)]
         held, learned = order[:num_held].sort().values, order[num_held:].sort().values
         return IndexedPart(self._fetch, learned), IndexedPart(self._fetch, held)
 
@@ -112,7 +112,9 @@ def _part(data: Any, target: str | None, targets: Targets) -> Part:
 
         return IndexedPart(collate, torch.arange(len(dataset)))
     batch = to_batch(_tensors(data, "part"), target, targets)
-    return IndexedPart(lambda indices: _take(batch, indices), torch.arange(_agreed_length(batch)))
+    length, values = _agreed_length(batch), [value for _, value in batch.inputs() if isinstance(value, Tensor)]
+    # Numbers that lie where the data does need no trip for every batch.
+    return IndexedPart(lambda indices: _take(batch, indices), torch.arange(length, device=values[0].device))
 
 
 def _from_mapping(item: dict[str, Any], target: str | None, targets: Targets) -> Batch:

@@ -11,11 +11,12 @@ from postprior.batch import Part
 from postprior.errors import PartError, SettingError
 from postprior.learning import objective
 from postprior.learning.checks import outputs_of
+from postprior.learning.graph import own_stream
 from postprior.learning.likelihoods import Likelihood
 from postprior.learning.objective import Term
 from postprior.learning.predict import Score, device_of, dtype_of, frozen_network, score, score_of
 from postprior.learning.settings import Settings
-from postprior.learning.training import Epoch, Progress, train
+from postprior.learning.training import Epoch, Progress, train, uses_graph
 from postprior.maths import seeds
 from postprior.networks import normalisation
 from postprior.networks.bayesian import BayesianNetwork, from_belief
@@ -80,7 +81,7 @@ def absorb(
         )
         learned, held, num_examples = _split(part, before.num_examples, settings, seeds.stream("cpu", *key, "split"))
         posterior = _start(network, prior, settings, seeds.stream(device, *key, "weights"))
-        own = _terms(network, posterior, prior, likelihood, settings, key)
+        own = _terms(network, posterior, prior, likelihood, settings)
         if taken := own.keys() & (terms or {}).keys():
             raise SettingError(
                 f"terms: {', '.join(taken)} is a term of the objective already; call yours something else"
@@ -95,7 +96,8 @@ def absorb(
                 return score_of(posterior, held, likelihood, **options).nll
 
         tracking = normalisation.tracking_layers(posterior.network, prior.held)
-        with normalisation.training_mode(posterior.network, tracking):
+        stream = own_stream(device, uses_graph(settings, device))
+        with normalisation.training_mode(posterior.network, tracking), stream:
             posterior.training = True
             order = seeds.stream("cpu", *key, "order")
             judging = judge if held is not None else None
@@ -150,7 +152,6 @@ def _terms(
     prior: Belief,
     likelihood: Likelihood,
     settings: Settings,
-    key: tuple[int, int],
 ) -> dict[str, Term]:
     """The summands that the settings ask for."""
     terms = {
@@ -159,7 +160,9 @@ def _terms(
     }
     # Before the first part the old belief has seen nothing worth keeping.
     if settings.function_space and prior.num_parts:
-        old, noise = frozen_network(network, prior), seeds.stream(device_of(network), *key, "old")
+        old = frozen_network(network, prior)
+        # The posterior's own generator, the one that a recorded step knows of.
+        noise = posterior.generator
         terms["function space"] = objective.function_space(old, likelihood, settings.function_space, noise)
     return terms
 

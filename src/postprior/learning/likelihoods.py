@@ -220,7 +220,7 @@ class Gaussian(Likelihood):
         return _diagonal_root((-2 * self._log_sd(outputs, values)).exp().expand_as(outputs))
 
     def _log_sd(self, outputs: Tensor, values: Values) -> Tensor:
-        return outputs.new_tensor(self.sd).log() if self.sd is not None else values["log_sd"]
+        return outputs.new_full((), math.log(self.sd)) if self.sd is not None else values["log_sd"]
 
 
 @final
@@ -324,7 +324,9 @@ def _require_classes(outputs: Tensor) -> None:
 
 
 def _refuse(bad: Tensor, targets: Tensor, first: int, expected: str) -> None:
-    if bad.any():
+    # While a step is recorded no value can be read; the whole part was checked before it was learned from.
+    recording = bad.is_cuda and torch.cuda.is_current_stream_capturing()
+    if not recording and bad.any():
         where = int(bad.flatten(1).any(1).nonzero()[0] if bad.dim() > 1 else bad.nonzero()[0])
         value = targets[where][bad[where]].flatten()[0].item() if bad.dim() > 1 else targets[where].item()
         raise PartError(f"example {first + where} has target {value}, expected {expected}")

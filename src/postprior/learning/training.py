@@ -12,6 +12,7 @@ from postprior.batch import Batch, Part
 from postprior.errors import DivergedError, PartError
 from postprior.families import Draw
 from postprior.learning.checks import outputs_of, targets_of
+from postprior.learning.graph import RecordedStep, recordable
 from postprior.learning.likelihoods import Likelihood
 from postprior.learning.objective import Step, Term, objective
 from postprior.learning.predict import device_of, dtype_of
@@ -20,6 +21,9 @@ from postprior.networks.bayesian import BayesianNetwork
 
 STEPS_BETWEEN_LOOKS = 50
 """On an accelerator, looking at the loss stops the queue: it is looked at this often. On the CPU, at every step."""
+
+STEPS_BEFORE_RECORDING = 3
+"""Libraries choose their kernels and take their workspaces in the first steps, which a recording must not contain."""
 
 
 @dataclass(frozen=True)
@@ -68,20 +72,37 @@ class _Stepper:
         self._settings, self._num_examples, self.num_steps = settings, num_examples, num_steps
         self._device, self._dtype = device_of(posterior.network), dtype_of(posterior.network)
         self._optimizer = adam(posterior, settings)
-        self._rates = [group["lr"] for group in self._optimizer.param_groups]
+        self._rates = [float(group["lr"]) for group in self._optimizer.param_groups]
         self._parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
         # Only half precision is too narrow for gradients as they are.
         self._scaler = torch.amp.GradScaler(self._device.type, enabled=settings.precision == "float16")
         self._look_every = 1 if self._device.type == "cpu" else STEPS_BETWEEN_LOOKS
+        self._recorded: RecordedStep | None = None
+        self._latest = torch.zeros((), device=self._device, dtype=self._dtype)
         self.step, self.nelbo = 0, math.nan
+        self.sums = {name: torch.zeros_like(self._latest) for name in terms}
+        """Each term in nats, added up since they were last set to zero."""
 
-    def take(self, batch: Batch) -> dict[str, Tensor]:
-        """One step; returns each term in nats."""
-        if self._settings.schedule == "linear":
-            for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
-                group["lr"] = rate * (1 - self.step / self.num_steps)
-        loss, nats = self._loss(batch.to(self._device, self._dtype))
-        self._look(loss)
+    def take(self, batch: Batch) -> None:
+        """One step."""
+        batch = batch.to(self._device, self._dtype)
+        if self._settings.augment is not None and batch.args:
+            batch = Batch((self._settings.augment(batch.args[0]), *batch.args[1:]), batch.kwargs, batch.targets)
+        self._set_rates()
+        if uses_graph(self._settings, self._device) and self.step >= STEPS_BEFORE_RECORDING and recordable(batch):
+            self._recorded = self._recorded or RecordedStep(self._step, batch, self._posterior.generator)
+        if self._recorded is not None and self._recorded.fits(batch):
+            self._recorded.replay(batch)
+        else:
+            self._step(batch)
+        self._look()
+        self.step += 1
+
+    def _step(self, batch: Batch) -> None:
+        loss, nats = self._loss(batch)
+        self._latest.copy_(loss.detach())
+        for name, value in nats.items():
+            self.sums[name].add_(value)
         self._optimizer.zero_grad(set_to_none=True)
         self._scaler.scale(loss).backward()
         if self._settings.clip_norm is not None:
@@ -89,12 +110,18 @@ class _Stepper:
             nn.utils.clip_grad_norm_(self._parameters, self._settings.clip_norm)
         self._scaler.step(self._optimizer)
         self._scaler.update()
-        self.step += 1
-        return nats
+
+    def _set_rates(self) -> None:
+        if self._settings.schedule == "constant":
+            return
+        for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
+            now = rate * (1 - self.step / self.num_steps)
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(now)
+            else:
+                group["lr"] = now
 
     def _loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        if self._settings.augment is not None and batch.args:
-            batch = Batch((self._settings.augment(batch.args[0]), *batch.args[1:]), batch.kwargs, batch.targets)
         samples = list(self._samples(batch))
         loss = torch.stack([loss for loss, _ in samples]).mean()
         return loss, {name: torch.stack([nats[name] for _, nats in samples]).mean() for name in self._terms}
@@ -114,11 +141,11 @@ class _Stepper:
         targets = self._likelihood.check(outputs, targets_of(batch, 0), 0)
         return objective(self._terms, Step(batch, targets, outputs, draws, self._num_examples))
 
-    def _look(self, loss: Tensor) -> None:
+    def _look(self) -> None:
         last = self.step == self.num_steps - 1
         if self.step % self._look_every and not last:
             return
-        self.nelbo = float(loss.detach())
+        self.nelbo = float(self._latest)
         if not math.isfinite(self.nelbo):
             raise DivergedError(
                 f"the loss became {self.nelbo} at step {self.step + 1} of {self.num_steps}; the belief is as it was. "
@@ -143,17 +170,17 @@ def train(
     best = _Best(posterior)
     epochs: list[Epoch] = []
     while stepper.step < planned and best.age < settings.patience:
-        sums: dict[str, Tensor] = {}
         began = stepper.step
+        for total in stepper.sums.values():
+            total.zero_()
         for batch in _up_to(part.batches(settings.batch_size, order), planned - began):
-            nats = stepper.take(batch)
-            sums = {name: sums[name] + value if sums else value for name, value in nats.items()}
+            stepper.take(batch)
             if progress:
                 progress(Progress(stepper.step, planned, stepper.nelbo))
         if stepper.step == began:
             raise PartError("the part gave no batch on a second pass: give one that can be read more than once")
         holdout_nll = judge() if judge else None
-        means = {name: float(value) / (stepper.step - began) for name, value in sums.items()}
+        means = {name: float(value) / (stepper.step - began) for name, value in stepper.sums.items()}
         epochs.append(Epoch(-means["data"], means["kl"] / settings.temperature, holdout_nll))
         if holdout_nll is not None:
             best.offer(holdout_nll)
@@ -173,9 +200,19 @@ def adam(posterior: BayesianNetwork, settings: Settings) -> torch.optim.Adam:
         {"params": places, "lr": settings.learning_rate},
         {"params": widths, "lr": settings.learning_rate * settings.spread_rate},
     ]
+    groups = [group for group in groups if group["params"]]
     # One kernel for all parameters; it does not know complex numbers.
     fused = not any(parameter.is_complex() for parameter in (*places, *widths))
-    return torch.optim.Adam([group for group in groups if group["params"]], fused=fused)
+    recorded = uses_graph(settings, groups[0]["params"][0].device)
+    if recorded:
+        for group in groups:  # a number would be recorded with the step, a tensor can change
+            group["lr"] = torch.tensor(group["lr"], device=group["params"][0].device)
+    return torch.optim.Adam(groups, fused=fused, capturable=recorded)
+
+
+def uses_graph(settings: Settings, device: torch.device) -> bool:
+    """Whether steps are recorded and replayed; scaling gradients for half precision reads values back."""
+    return settings.cuda_graph and device.type == "cuda" and settings.precision != "float16"
 
 
 class _Best:

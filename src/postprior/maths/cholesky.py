@@ -12,9 +12,9 @@ from postprior.maths.gaussian import LOG_2PI
 
 
 @cache
-def below_diagonal(size: int) -> tuple[Tensor, Tensor]:
+def below_diagonal(size: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Rows and columns of the elements below the diagonal of a K x K matrix."""
-    rows, columns = torch.tril_indices(size, size, offset=-1)
+    rows, columns = torch.tril_indices(size, size, offset=-1, device=device)
     return rows, columns
 
 
@@ -24,7 +24,7 @@ def factor(lower: Tensor, log_diagonal: Tensor) -> Tensor:
     The scale d multiplies whole rows, so that ``lower`` has no unit: one learning rate suits blocks of any width.
     """
     size = log_diagonal.shape[-1]
-    rows, columns = (index.to(lower.device) for index in below_diagonal(size))
+    rows, columns = below_diagonal(size, lower.device)
     unit = torch.eye(size, dtype=lower.dtype, device=lower.device).expand(*log_diagonal.shape, size).clone()
     unit[..., rows, columns] = lower  # [B..., P]
     return log_diagonal.exp().unsqueeze(-1) * unit  # [B..., K, K]
