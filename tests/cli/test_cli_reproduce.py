@@ -9,7 +9,7 @@ import pytest
 from paper.tiny_experiments import experiment, images, write_result
 from postprior.cli import app, reproduce
 from postprior.data import datasets
-from postprior.paper import configs, run
+from postprior.paper import configs, runs
 from postprior.paper.experiment import Experiment
 
 
@@ -26,14 +26,14 @@ def postprior(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What `run_all` was asked for; two tiny experiments are run instead."""
     calls: list[Any] = []
-    real = run.run_all
+    real = runs.run_all
 
     def instead(experiments: list[Experiment], num_seeds: int, folder: Path, **options: Any) -> Any:
         calls.append(([e.name for e in experiments], num_seeds, options["device"]))
         tiny = [experiment("ft", "point"), experiment("ffg")]
         return real(tiny, num_seeds, folder, load=lambda _: images(), **options)
 
-    monkeypatch.setattr(run, "run_all", instead)
+    monkeypatch.setattr(runs, "run_all", instead)
     return calls
 
 

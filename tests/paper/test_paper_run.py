@@ -19,7 +19,8 @@ from postprior.paper.beginnings import begin
 from postprior.paper.estimate import Estimate
 from postprior.paper.ewc import Consolidation
 from postprior.paper.experiment import Experiment
-from postprior.paper.run import Status, run, run_all
+from postprior.paper.run import run
+from postprior.paper.runs import Status, run_all
 from postprior.paper.tasks import prepare
 
 TINY = images()

@@ -15,6 +15,7 @@ app = typer.Typer(name="postprior", no_args_is_help=True, rich_markup_mode="rich
 app.command()(demo.demo)
 app.add_typer(data.app, name="data")
 app.command()(reproduce.reproduce)
+app.command()(reproduce.search)
 app.command()(reproduce.table)
 app.command()(reproduce.figure)
 

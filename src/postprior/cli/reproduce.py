@@ -13,7 +13,7 @@ from postprior.errors import SettingError
 
 if TYPE_CHECKING:
     from postprior.paper.experiment import Variant
-    from postprior.paper.run import Status
+    from postprior.paper.runs import Status
 
 TASKS = ("mnist", "cifar10", "cifar5+5")
 VARIANTS: "tuple[Variant, ...]" = ("paper", "tuned")
@@ -35,6 +35,7 @@ def reproduce(
     ] = False,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for runs and tables.")] = Path("results"),
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...: a GPU where there is one.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at once, each in a process of its own.")] = 1,
 ) -> None:
     """Run the paper's experiments, each at T=1 and in T=10 parts that are thrown away once learned.
 
@@ -48,12 +49,13 @@ def reproduce(
     postprior reproduce mnist --quick --out /tmp/quick
     [dim]# one bar of the paper's figure, with its interval[/dim]
     postprior reproduce mnist --families ffg --parts 10
-    [dim]# everything, with the paper's settings and tuned ones; a GPU is advisable[/dim]
-    postprior reproduce all --variant both
+    [dim]# everything, with the paper's settings and tuned ones, on a large GPU that 12 runs share[/dim]
+    nvidia-cuda-mps-control -d
+    postprior reproduce all --variant both --jobs 12
     """
     chosen = _checked(task, TASKS, "all"), _checked(variant, VARIANTS, "both"), _split(families), _numbers(parts)
 
-    from postprior.paper import configs, run
+    from postprior.paper import configs, runs
 
     tasks, variants, names, nums = chosen
     kinds: tuple[Variant, ...] = ("quick",) if quick else tuple(kind for kind in VARIANTS if kind in variants)
@@ -63,8 +65,36 @@ def reproduce(
         raise typer.BadParameter(str(error)) from error
     place = _device(device)
     with _progress() as report:
-        run.run_all(experiments, seeds or (1 if quick else 5), out, device=place, report=report)
+        runs.run_all(experiments, seeds or (1 if quick else 5), out, device=place, jobs=jobs, report=report)
     table(out)
+
+
+def search(
+    task: Annotated[str, typer.Argument(metavar="TASK", help="mnist, cifar10 or all.")],
+    families: Annotated[str | None, typer.Option(metavar="NAMES", help="Only these, with commas between.")] = None,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for runs and tables.")] = Path("results/search"),
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...: a GPU where there is one.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at once, each in a process of its own.")] = 1,
+) -> None:
+    """Try every candidate for the tuned settings, scored on training images set aside, and write DIR/search.md.
+
+    The test set is not looked at. Interrupt it as you like: the same command goes on where it stopped.
+
+    \b
+    [bold]Example[/bold]
+    postprior search cifar10 --families ft,ffg --jobs 12
+    """
+    tasks = _checked(task, ("mnist", "cifar10"), "all")
+
+    from postprior.paper import runs, search
+
+    experiments = [experiment for each in tasks for experiment in search.candidates(each, _split(families))]
+    if not experiments:
+        raise typer.BadParameter(f"--families {families}: no candidates; there are {', '.join(search.approaches())}.")
+    place = _device(device)
+    with _progress() as report:
+        runs.run_all(experiments, 1, out, device=place, jobs=jobs, report=report)
+    print(search.write(out).read_text(encoding="utf-8"), end="")
 
 
 def table(
@@ -127,6 +157,9 @@ def _numbers(parts: str | None) -> list[int] | None:
 def _device(name: str | None) -> str:
     import torch
 
+    from postprior.paper import workers
+
+    workers.fast_kernels()
     if name is None:
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:

@@ -26,6 +26,7 @@ LABELS = {
     "cfg": "CFG",
     "mnf": "MNF",
     "ft-early": "FT, early stopping",
+    "ft-fs": "FT, function-space term",
     "ewc": "EWC, online",
     "ffg-kl1": "FFG, KL x 1",
     "ft-pretrained": "FT, pretrained",

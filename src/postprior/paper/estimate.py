@@ -9,7 +9,8 @@ from postprior.paper.experiment import Experiment
 class Estimate:
     """Seconds a step, as seen so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, at_once: int = 1) -> None:
+        self._at_once = at_once
         self._seen: list[tuple[Experiment, float]] = []
 
     def add(self, experiment: Experiment, seconds: float) -> None:
@@ -29,17 +30,22 @@ class Estimate:
                 return fmean(rates) * experiment.num_steps
         return None
 
+    def of_all(self, ahead: Iterable[Experiment]) -> float | None:
+        """Seconds until all these are done, shared among the runs that go on at once."""
+        known = [self.of(experiment) for experiment in ahead]
+        seconds = [number for number in known if number is not None]
+        return sum(seconds) / self._at_once if len(seconds) == len(known) else None
+
     def left(self, ahead: Iterable[Experiment], now: Experiment, elapsed: float, fraction: float) -> float | None:
-        """Seconds until all is done: the rest of the current run, and those ahead."""
+        """Seconds until all is done where runs follow one another: the rest of the current run, and those ahead."""
         current, rest = Estimate(), self.of(now)
         current._seen = list(self._seen)
         if fraction > 0:
             # What the current run shows of itself is worth more than what others showed.
             rest = elapsed * (1 - fraction) / fraction
             current.add(now, elapsed / fraction)
-        others = [current.of(experiment) for experiment in ahead]
-        known = [seconds for seconds in (rest, *others) if seconds is not None]
-        return sum(known) if len(known) == len(others) + 1 else None
+        others = current.of_all(ahead)
+        return rest + others if rest is not None and others is not None else None
 
 
 def _kind(experiment: Experiment) -> tuple[str, str, str]:

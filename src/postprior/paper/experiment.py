@@ -9,7 +9,7 @@ from postprior.errors import SettingError
 from postprior.learning.settings import Settings
 from postprior.networks.zoo import LeNet5, SmallConvNet, ThreeConvThreeFC
 
-Variant = Literal["paper", "tuned", "quick"]
+Variant = Literal["paper", "tuned", "quick", "search"]
 Pretraining = Literal["none", "fixed", "laplace", "finetune"]
 Method = Literal["bayes", "finetune", "early", "ewc"]
 

@@ -30,7 +30,14 @@ QUICK: dict[str, dict[str, int]] = {
 }
 """3Conv3FC takes ten times as long as LeNet5, so it gets fewer images."""
 
-FAMILIES = {"ft": "point", "ffg": "factorized", "cfg": "channelwise", "mnf": "multiplicative", "ewc": "point"}
+FAMILIES = {
+    "ft": "point",
+    "ft-fs": "point",
+    "ffg": "factorized",
+    "cfg": "channelwise",
+    "mnf": "multiplicative",
+    "ewc": "point",
+}
 
 
 def early(task: str, num_parts: int, variant: Variant) -> Experiment:
@@ -55,7 +62,7 @@ def experiment(
     **fields: Any,
 ) -> Experiment:
     """A configuration of this task; further fields are the experiment's own."""
-    family = family or FAMILIES[approach]
+    family = family or FAMILIES.get(approach, "point")
     point = family == "point"
     how = settings(task, num_parts, variant, point, temperature)
     if fields.get("method") == "early":
@@ -82,9 +89,9 @@ def settings(task: str, num_parts: int, variant: Variant, point: bool, temperatu
     jointly, a_part = STEPS[task, variant == "quick"]
     options: dict[str, Any] = {} if variant == "paper" else {"schedule": "linear"}
     if not point:
-        options["temperature"] = temperature or TEMPERATURE[task][variant]
+        options["temperature"] = temperature or TEMPERATURE[task]["tuned" if variant == "search" else variant]
         options["spread_rate"] = 1.0 if variant == "paper" else 5.0
     if variant == "quick":
         options["batch_size"] = 32
     # The old belief's score of each new part would cost a pass and is not reported.
-    return Settings(steps=jointly if num_parts == 1 else a_part, score_samples=0, **options)
+    return Settings(steps=jointly if num_parts == 1 else a_part, score_samples=0, cuda_graph=True, **options)

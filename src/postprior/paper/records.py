@@ -46,7 +46,7 @@ class Result:
     seconds: float
     device: str
     commit: str | None
-    """Of the code; "+changes" follows where it was not committed, None where it is not a git checkout."""
+    """Of the code; "+changes" follows where it was not committed, None where nothing tells."""
     versions: dict[str, str]
 
     @property
@@ -124,16 +124,29 @@ def device_name(device: torch.device | str) -> str:
 def versions() -> dict[str, str]:
     """Of what a result depends on."""
     return {
-        "postprior": importlib.metadata.version("postprior"),
+        "postprior": _own_version(),
         "torch": torch.__version__,
         "numpy": importlib.metadata.version("numpy"),
         "python": platform.python_version(),
+        "float32": "TF32 on GPUs" if torch.backends.cuda.matmul.allow_tf32 else "as it is",
     }
+
+
+def _own_version() -> str:
+    try:
+        return importlib.metadata.version("postprior")
+    except importlib.metadata.PackageNotFoundError:  # run from a folder of sources
+        return "not installed"
 
 
 @functools.cache
 def commit() -> str | None:
-    """The commit that this code was checked out from; asked once, since running code does not change."""
+    """The commit that this code was checked out from; asked once, since running code does not change.
+
+    POSTPRIOR_COMMIT says it on machines that were given the code without its history.
+    """
+    if told := os.environ.get("POSTPRIOR_COMMIT"):
+        return told
     here = Path(__file__).parent
     # A package that was installed inside someone's checkout is not of that checkout's commit.
     if _git(here, "ls-files", "--error-unmatch", "__init__.py") is None:

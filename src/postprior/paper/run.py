@@ -1,15 +1,12 @@
-"""One run of an experiment, and all the runs that are not yet there."""
+"""One run of an experiment."""
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
-from postprior.data import datasets
 from postprior.data.datasets import ImageData
 from postprior.learning import metrics
 from postprior.learning.absorb import absorb
@@ -20,30 +17,12 @@ from postprior.maths import seeds
 from postprior.networks.belief import Belief
 from postprior.paper import records
 from postprior.paper.beginnings import begin, part_of
-from postprior.paper.estimate import Estimate
 from postprior.paper.ewc import Consolidation
-from postprior.paper.experiment import SOURCES, Experiment
+from postprior.paper.experiment import Experiment
 from postprior.paper.records import PartScore, Result
 from postprior.paper.tasks import Images, prepare
 
 IMAGES_AT_ONCE = 500
-
-
-@dataclass(frozen=True)
-class Status:
-    """Where ``run_all`` stands."""
-
-    title: str
-    """Of the run that is going on, or that has just ended."""
-    num_done: int
-    num_runs: int
-    """In all, those that were there already too."""
-    fraction: float
-    """Of the current run."""
-    seconds_left: float | None
-    """Until all is done; None before there is anything to judge by."""
-    result: Result | None = None
-    """Where a run has just ended."""
 
 
 def run(
@@ -90,65 +69,6 @@ def run(
         commit=records.commit(),
         versions=records.versions(),
     )
-
-
-def run_all(
-    experiments: Sequence[Experiment],
-    num_seeds: int,
-    folder: Path,
-    *,
-    device: torch.device | str = "cpu",
-    report: Callable[[Status], None] | None = None,
-    load: Callable[[str], ImageData] = datasets.load,
-) -> list[Result]:
-    """Every experiment with seeds 0, 1, ...; each run ends in a file, and runs that have one are not done again.
-
-    Every experiment is run with one seed before the next seed begins, so that what an interruption leaves is even.
-    """
-    wanted = [(experiment, seed) for seed in range(num_seeds) for experiment in experiments]
-    results = {key: records.read(path) for key in wanted if (path := records.path_of(folder, *key)).exists()}
-    todo = [key for key in wanted if key not in results]
-    estimate = Estimate()
-    for result in results.values():
-        if result.device == records.device_name(device):
-            estimate.add(result.experiment, result.seconds)
-    # All at once, so that a dataset that is missing is noticed now and not hours later.
-    images = {name: load(name) for name in sorted({SOURCES[experiment.dataset] for experiment, _ in todo})}
-    for i, (experiment, seed) in enumerate(todo):
-        ahead = [later for later, _ in todo[i + 1 :]]
-        teller = _Teller(experiment, seed, len(results), len(wanted), estimate, ahead, report)
-        teller.tell(0.0)
-        result = run(experiment, seed, images[SOURCES[experiment.dataset]], device, teller.tell)
-        records.write(folder, result)
-        results[experiment, seed] = result
-        estimate.add(experiment, result.seconds)
-        teller.tell(1.0, result)
-    return [results[key] for key in wanted]
-
-
-class _Teller:
-    """Makes a status of the share of steps done in one run."""
-
-    def __init__(
-        self,
-        experiment: Experiment,
-        seed: int,
-        num_done: int,
-        num_runs: int,
-        estimate: Estimate,
-        ahead: Sequence[Experiment],
-        report: Callable[[Status], None] | None,
-    ) -> None:
-        self._experiment, self._title, self._report = experiment, records.title(experiment, seed), report
-        self._num_done, self._num_runs, self._estimate, self._ahead = num_done, num_runs, estimate, ahead
-        self._began = time.perf_counter()
-
-    def tell(self, fraction: float, result: Result | None = None) -> None:
-        if self._report:
-            elapsed = time.perf_counter() - self._began
-            left = self._estimate.left(self._ahead, self._experiment, elapsed, fraction)
-            num_done = self._num_done + (result is not None)
-            self._report(Status(self._title, num_done, self._num_runs, fraction, left, result))
 
 
 class _Phases:

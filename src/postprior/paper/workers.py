@@ -1,0 +1,66 @@
+"""Several runs at once, each in a process of its own.
+
+The networks of the paper leave most of a large GPU idle: a step is a chain of small kernels. Processes fill it, if
+NVIDIA's multi-process service runs (``nvidia-cuda-mps-control -d``); without it they take turns.
+"""
+
+import functools
+import multiprocessing
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from postprior.data import datasets
+from postprior.data.datasets import ImageData
+from postprior.paper import records
+from postprior.paper.experiment import SOURCES, Experiment
+from postprior.paper.records import Result
+from postprior.paper.run import run
+
+COST = {"multiplicative": 4.0, "channelwise": 1.5}
+"""Roughly, of a step beside one of the other families."""
+
+
+def run_apart(
+    todo: Sequence[tuple[Experiment, int]], folder: Path, device: torch.device | str, jobs: int
+) -> Iterator[Result]:
+    """Run them all, ``jobs`` at a time; each result as it ends, on the disk by then."""
+    # Longest first, so that no long one is left alone at the end.
+    ordered = sorted(todo, key=lambda key: -key[0].num_steps * COST.get(key[0].family, 1.0))
+    # A forked process could not use the GPU that this one has begun to use.
+    context = multiprocessing.get_context("spawn")
+    threads = max(1, (os.cpu_count() or 1) // jobs)
+    pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_prepare, initargs=(threads,))
+    try:
+        waiting = [pool.submit(_work, e.to_plain(), seed, folder, str(device)) for e, seed in ordered]
+        for future in as_completed(waiting):
+            yield future.result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def fast_kernels() -> None:
+    """For a process of our own: TF32 in matrix products as in convolutions, and cuDNN tries which kernel is fastest."""
+    torch.backends.cuda.matmul.allow_tf32 = True
+    torch.backends.cudnn.benchmark = True
+
+
+def _prepare(threads: int) -> None:
+    torch.set_num_threads(threads)
+    fast_kernels()
+
+
+def _work(plain: dict[str, Any], seed: int, folder: Path, device: str) -> Result:
+    experiment = Experiment.from_plain(plain)
+    result = run(experiment, seed, _images(SOURCES[experiment.dataset]), device)
+    records.write(folder, result)
+    return result
+
+
+@functools.cache
+def _images(name: str) -> ImageData:
+    return datasets.load(name)
