@@ -44,9 +44,10 @@ def bayesian_step(network: nn.Module, family: str, local: bool, x: Tensor, y: Te
     """The same with a belief: one weight sample, the exact objective."""
     posterior = bayesianize(network, family, local_reparameterization=local).train()
     prior = first_belief(network, family)
+    posterior.gather(prior.weights)
     terms = {
         "data": negative_log_likelihood(Categorical()),
-        "kl": divergence(posterior.families(), prior.weights, 0.1),
+        "kl": divergence(posterior, prior.weights, 0.1),
     }
     optimizer = adam(posterior, Settings())
 

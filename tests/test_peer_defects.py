@@ -70,7 +70,7 @@ def test_defect_1_the_kl_is_divided_by_the_size_of_the_part_not_of_the_batch() -
     posterior, prior = bayesianize(network, start_sd=START_SD), first_belief(network)
     inputs, labels = images(5)
     draws = posterior.draw()
-    terms = {"kl": divergence(posterior.families(), prior.weights, temperature=0.3)}
+    terms = {"kl": divergence(posterior, prior.weights, temperature=0.3)}
     step = Step(Batch((inputs,), {}, labels), labels, posterior.run(draws, inputs), draws, num_examples=1000)
     loss, nats = objective(terms, step)
     expected = 0.3 * divergence_by_hand(network, START_SD, 1.0)

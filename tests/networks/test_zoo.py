@@ -86,7 +86,8 @@ def test_pooling_before_relu_equals_the_order_of_the_tables(make: Zoo, channels:
     network = make().double()
     images = torch.randn(4, channels, side, side, generator=generator, dtype=torch.float64)
     ours, theirs = network(images), as_in_the_table(images)
-    assert torch.equal(ours, theirs)
+    # Ours convolves in another order in memory, so that sums may end in another last digit.
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-14)
     weights = list(network.parameters())
     pairs = zip(torch.autograd.grad(ours.sum(), weights), torch.autograd.grad(theirs.sum(), weights), strict=True)
     for our_gradient, their_gradient in pairs:

@@ -75,7 +75,8 @@ def multiplicative(posterior: Multiplicative, prior: Multiplicative, draw: Draw)
     z = draw.latent
     assert z is not None, "a draw of this family carries its multipliers"
     given_latent = gaussian.kl(z * posterior.mu, posterior.log_sd, z * prior.mu, prior.log_sd)
-    return given_latent + posterior.latent_log_density(z) - prior.latent_log_density(z)
+    known = draw.latent_log_density
+    return given_latent + (posterior.latent_log_density(z) if known is None else known) - prior.latent_log_density(z)
 
 
 # Any family may appear in a row, so the table itself can only say that a row takes two families and a draw.

@@ -17,6 +17,8 @@ class Draw(NamedTuple):
 
     weight: Tensor
     latent: Tensor | None = None
+    latent_log_density: Tensor | None = None
+    """log q(z) at this z, where drawing it has told."""
 
 
 class Family(nn.Module, ABC):

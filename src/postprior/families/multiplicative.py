@@ -78,13 +78,15 @@ class Multiplicative(Family):
         return self.mu
 
     def draw(self, generator: torch.Generator) -> Draw:
-        latent = self._flow(gaussian.sample(self.latent_mean, self.latent_log_sd, generator))
-        return Draw(gaussian.sample(latent * self.mu, self.log_sd, generator), latent)
+        base = gaussian.sample(self.latent_mean, self.latent_log_sd, generator)
+        latent, log_det = self._flow_and_log_det(base)
+        known = gaussian.log_density(base, self.latent_mean, self.latent_log_sd) - log_det
+        return Draw(gaussian.sample(latent * self.mu, self.log_sd, generator), latent, known)
 
     def mirrored(self, draw: Draw) -> Draw:
         """Mirrored given z, where the belief is symmetric."""
         assert draw.latent is not None, "a draw of this family carries its multipliers"
-        return Draw(2 * draw.latent * self.mu - draw.weight, draw.latent)
+        return draw._replace(weight=2 * draw.latent * self.mu - draw.weight)
 
     def log_density(self, draw: Draw) -> Tensor:
         """log q(w, z) = log q(w | z) + log q(z)."""
@@ -120,10 +122,15 @@ class Multiplicative(Family):
         return self._flow(self.latent_mean + self.latent_log_sd.exp() * torch.cat([white, -white]))
 
     def _flow(self, base: Tensor) -> Tensor:
+        return self._flow_and_log_det(base)[0]
+
+    def _flow_and_log_det(self, base: Tensor) -> tuple[Tensor, Tensor]:
         vector = base.flatten(-self.latent_mean.dim())  # [..., D]
+        log_det = vector.new_zeros(vector.shape[:-1])
         for step in self._couplings():
-            vector, _ = coupling.forward(vector, step.net(), decides_even=step.decides_even)
-        return vector.view_as(base)
+            vector, step_log_det = coupling.forward(vector, step.net(), decides_even=step.decides_even)
+            log_det = log_det + step_log_det
+        return vector.view_as(base), log_det
 
     def _couplings(self) -> list["Coupling"]:
         return [step for step in self.couplings if isinstance(step, Coupling)]

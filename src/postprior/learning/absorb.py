@@ -143,6 +143,7 @@ def _start(network: nn.Module, prior: Belief, settings: Settings, generator: tor
         posterior = from_belief(network, prior, local_reparameterization=local, generator=generator)
     if not any(parameter.requires_grad for parameter in posterior.parameters()):
         raise SettingError("every parameter is frozen: there is nothing to learn; freeze fewer")
+    posterior.gather(prior.weights)
     return posterior
 
 
@@ -156,7 +157,7 @@ def _terms(
     """The summands that the settings ask for."""
     terms = {
         "data": objective.negative_log_likelihood(likelihood),
-        "kl": objective.divergence(posterior.families(), prior.weights, settings.temperature),
+        "kl": objective.divergence(posterior, prior.weights, settings.temperature),
     }
     # Before the first part the old belief has seen nothing worth keeping.
     if settings.function_space and prior.num_parts:

@@ -42,18 +42,21 @@ def negative_log_likelihood(likelihood: Likelihood) -> Term:
     return term
 
 
-def divergence(posterior: Mapping[str, Family], prior: Mapping[str, Family], temperature: float) -> Term:
+def divergence(posterior: BayesianNetwork, prior: Mapping[str, Family], temperature: float) -> Term:
     """temperature x KL(q(w | φ_t) ‖ q(w | φ_t-1)), summed over all weights; held ones never move and add nothing."""
+    apart = {name: family for name, family in posterior.ungathered().items() if name not in posterior.held}
 
     def term(step: Step) -> Tensor:
-        return temperature * total_kl(posterior, prior, step.draws)
+        total = total_kl(apart, prior, step.draws)
+        return temperature * (total + posterior.gathered.kl() if posterior.gathered else total)
 
     return term
 
 
 def total_kl(posterior: Mapping[str, Family], prior: Mapping[str, Family], draws: Mapping[str, Draw]) -> Tensor:
     """The KL in nats, exact where it has a closed form."""
-    return torch.stack([kl(q, prior[name], draws[name]) for name, q in posterior.items()]).sum()
+    each = [kl(q, prior[name], draws[name]) for name, q in posterior.items()]
+    return torch.stack(each).sum() if each else torch.zeros(())
 
 
 def function_space(old: BayesianNetwork, likelihood: Likelihood, weight: float, generator: torch.Generator) -> Term:

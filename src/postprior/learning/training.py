@@ -192,7 +192,10 @@ def adam(posterior: BayesianNetwork, settings: Settings) -> torch.optim.Adam:
     """Adam with default moments over everything that learns, widths at a rate of their own."""
     places: list[nn.Parameter] = []
     widths: list[nn.Parameter] = []
-    for family in posterior.families().values():
+    if posterior.gathered:
+        places.append(posterior.gathered.mu)
+        widths.append(posterior.gathered.log_sd)
+    for family in posterior.ungathered().values():
         for name, parameter in family.named_parameters():
             if parameter.requires_grad:
                 (widths if name in family.spread else places).append(parameter)

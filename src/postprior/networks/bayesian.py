@@ -12,6 +12,7 @@ from torch.func import functional_call
 from postprior.errors import BeliefError, NetworkError
 from postprior.families import Draw, Family
 from postprior.networks.belief import Belief
+from postprior.networks.gathered import Gathered, gather
 from postprior.networks.layers import LocalReparameterization
 
 LIKELIHOOD = "likelihood."
@@ -41,6 +42,7 @@ class BayesianNetwork(nn.Module):
         self.local_reparameterization = local_reparameterization
         self.generator = generator or torch.Generator().manual_seed(0)
         self._names = tuple(families)
+        self.gathered: Gathered | None = None
         self._pinned: Mapping[str, Draw] | None = None
         self._noise_state: Tensor | None = None
         self._mirroring = False
@@ -56,12 +58,25 @@ class BayesianNetwork(nn.Module):
     def draw(self, generator: torch.Generator | None = None) -> dict[str, Draw]:
         """One sample of everything, differentiable in the families' parameters."""
         generator = generator or self.generator
-        return {name: family.draw(generator) for name, family in self.families().items()}
+        gathered = self.gathered.draw(generator) if self.gathered else {}
+        families = self.families().items()
+        return {name: gathered[name] if name in gathered else family.draw(generator) for name, family in families}
+
+    def gather(self, prior: Mapping[str, Family]) -> None:
+        """Join what can be joined for training against this prior; local sampling needs every tensor's own."""
+        if not self.local_reparameterization:
+            self.gathered = gather(self.families(), prior)
+
+    def ungathered(self) -> dict[str, Family]:
+        """The families that were not joined with others."""
+        gathered = self.gathered.shapes if self.gathered else {}
+        return {name: family for name, family in self.families().items() if name not in gathered}
 
     def mirrored(self, draws: Mapping[str, Draw]) -> dict[str, Draw]:
         """The draw on the other side of the mean."""
+        gathered = self.gathered.mirrored(draws) if self.gathered else {}
         families = self.families()
-        return {name: families[name].mirrored(draw) for name, draw in draws.items()}
+        return {n: gathered[n] if n in gathered else families[n].mirrored(draw) for n, draw in draws.items()}
 
     @contextmanager
     def mirroring(self) -> Generator[None]:

@@ -7,9 +7,9 @@ from postprior.learning.settings import Settings
 from postprior.paper.experiment import SOURCES, Experiment, Variant
 
 STEPS: dict[tuple[str, bool], tuple[int, int]] = {
-    ("mnist", False): (12_000, 3_000),
-    ("cifar10", False): (15_000, 2_200),
-    ("cifar5+5", False): (8_000, 1_200),
+    ("mnist", False): (8_000, 1_500),
+    ("cifar10", False): (8_000, 1_200),
+    ("cifar5+5", False): (5_000, 600),
     ("mnist", True): (300, 50),
     ("cifar10", True): (120, 20),
     ("cifar5+5", True): (120, 20),

@@ -35,57 +35,42 @@ FINE_TUNING = grid(learning_rate=(3e-4, 1e-3, 3e-3), schedule=("constant", "line
 
 CANDIDATES: dict[str, dict[str, list[Candidate]]] = {
     "mnist": {
-        "ft": [{**each, "steps": steps} for each in FINE_TUNING for steps in (500, 1500, 3000)],
+        "ft": [{**each, "steps": steps} for each in FINE_TUNING for steps in (500, 1500)],
         "ffg": [
-            *around(
-                {"temperature": 0.2, "prior_sd": 0.1, "steps": 3000},
-                temperature=(1.0, 0.5, 0.1, 0.05),
-                prior_sd=(1.0, 0.3, "fan_in"),
-                learning_rate=(5e-4, 2e-3),
-                local_reparameterization=(True,),
-            ),
-            *grid(temperature=(1.0, 0.5), prior_sd=(1.0, 0.3), steps=(3000,)),
+            *grid(temperature=(1.0, 0.5, 0.2, 0.1), prior_sd=(0.1, 1.0), steps=(1500,)),
+            *grid(temperature=(1.0, 0.2), prior_sd=("fan_in",), steps=(1500,)),
+            {"temperature": 0.2, "prior_sd": 0.1, "steps": 1500, "learning_rate": 2e-3},
+            {"temperature": 0.2, "prior_sd": 0.1, "steps": 3000},
         ],
         "cfg": [
-            *around(
-                {"temperature": 0.2, "prior_sd": 0.1, "steps": 3000},
-                temperature=(1.0, 0.5, 0.1, 0.05),
-                prior_sd=(1.0, 0.3, "fan_in"),
-                learning_rate=(5e-4, 2e-3),
-            ),
-            *grid(temperature=(1.0, 0.5), prior_sd=(1.0, 0.3), steps=(3000,)),
-        ],
-        "mnf": around(
+            *grid(temperature=(1.0, 0.5, 0.2, 0.1), prior_sd=(0.1, 1.0), steps=(1500,)),
+            *grid(temperature=(1.0, 0.2), prior_sd=("fan_in",), steps=(1500,)),
+            {"temperature": 0.2, "prior_sd": 0.1, "steps": 1500, "learning_rate": 2e-3},
             {"temperature": 0.2, "prior_sd": 0.1, "steps": 3000},
-            temperature=(1.0, 0.05),
-            prior_sd=(0.3,),
-            learning_rate=(5e-4,),
-            spread_rate=(1.0,),
-        ),
+        ],
+        "mnf": around({"temperature": 0.2, "prior_sd": 0.1, "steps": 1500}, temperature=(1.0,), learning_rate=(5e-4,)),
     },
     "cifar10": {
-        "ft": [{**each, "steps": steps} for each in FINE_TUNING for steps in (400, 1000, 2200)],
-        "ft-fs": grid(function_space=(0.3, 1.0, 3.0), learning_rate=(5e-4, 1e-3), steps=(2200,)),
+        "ft": [{**each, "steps": steps} for each in FINE_TUNING for steps in (400, 1200)],
+        "ft-fs": grid(function_space=(0.3, 1.0), learning_rate=(5e-4, 1e-3), steps=(1200,)),
         "ffg": [
             *around(
-                {"temperature": 0.2, "prior_sd": 0.1, "steps": 2200},
-                temperature=(0.05, 0.1, 0.3),
-                prior_sd=(0.05, 0.2, "fan_in"),
+                {"temperature": 0.2, "prior_sd": 0.1, "steps": 1200},
+                temperature=(0.1, 0.3),
+                prior_sd=(0.05, "fan_in"),
                 spread_rate=(1.0, 10.0),
                 learning_rate=(5e-4, 2e-3),
-                steps=(1200, 4000),
+                steps=(2200,),
                 function_space=(0.3, 1.0),
                 local_reparameterization=(True,),
                 num_samples=(2,),
             ),
             *grid(temperature=(0.1, 0.3), local_reparameterization=(True,), steps=(2200,)),
-            *grid(temperature=(0.05, 0.1), function_space=(0.3, 1.0), steps=(2200,)),
-            *grid(function_space=(0.3,), local_reparameterization=(True,), steps=(2200,)),
+            *grid(temperature=(0.1,), function_space=(0.3,), steps=(1200,)),
+            *grid(function_space=(0.3,), local_reparameterization=(True,), steps=(1200,)),
         ],
-        "cfg": around({"temperature": 0.2, "steps": 2200}, temperature=(0.1,), function_space=(0.3,)),
-        "mnf": around(
-            {"temperature": 0.2, "steps": 2200}, temperature=(0.1,), learning_rate=(5e-4,), spread_rate=(1.0,)
-        ),
+        "cfg": around({"temperature": 0.2, "steps": 1200}, temperature=(0.1,), function_space=(0.3,)),
+        "mnf": around({"temperature": 0.2, "steps": 1200}, temperature=(0.1,), learning_rate=(5e-4,)),
     },
 }
 

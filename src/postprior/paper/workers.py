@@ -39,14 +39,17 @@ def run_apart(
         waiting = [pool.submit(_work, e.to_plain(), seed, folder, str(device)) for e, seed in ordered]
         for future in as_completed(waiting):
             yield future.result()
+    except BaseException:
+        for child in multiprocessing.active_children():
+            child.kill()
+        raise
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        pool.shutdown(cancel_futures=True)
 
 
 def fast_kernels() -> None:
-    """For a process of our own: TF32 in matrix products as in convolutions, and cuDNN tries which kernel is fastest."""
+    """For a process of our own: TF32 in matrix products, as torch has it in convolutions anyway."""
     torch.backends.cuda.matmul.allow_tf32 = True
-    torch.backends.cudnn.benchmark = True
 
 
 def _prepare(threads: int) -> None:
