@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -46,6 +46,19 @@ class Part(Protocol):
 
     def split(self, num_held: int, generator: torch.Generator) -> tuple[Self, Self]:
         """The part without a random choice of its examples, and those."""
+        ...
+
+
+@runtime_checkable
+class IndexedPart(Part, Protocol):
+    """A part whose examples have numbers, so that a batch can be fetched where and when it is needed."""
+
+    def chunks(self, batch_size: int, generator: torch.Generator | None = None) -> Iterator[Tensor]:
+        """The numbers of the examples of each batch, in the order of ``batches``."""
+        ...
+
+    def fetch(self, indices: Tensor) -> Batch:
+        """The examples with these numbers."""
         ...
 
 

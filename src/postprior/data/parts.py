@@ -23,7 +23,7 @@ class IndexedPart:
     """A part whose examples are fetched by number."""
 
     def __init__(self, fetch: Callable[[Tensor], Batch], indices: Tensor) -> None:
-        self._fetch, self._indices = fetch, indices
+        self.fetch, self._indices = fetch, indices
 
     def __len__(self) -> int:
         return len(self._indices)
@@ -32,15 +32,18 @@ class IndexedPart:
         return len(_sizes(len(self), batch_size))
 
     def batches(self, batch_size: int, generator: torch.Generator | None = None) -> Iterator[Batch]:
+        return map(self.fetch, self.chunks(batch_size, generator))
+
+    def chunks(self, batch_size: int, generator: torch.Generator | None = None) -> Iterator[Tensor]:
         order = self._indices
         if generator is not None:
             order = order[torch.randperm(len(order), generator=generator).to(order.device)]
-        return map(self._fetch, order.split(_sizes(len(self), batch_size)))
+        return iter(order.split(_sizes(len(self), batch_size)))
 
     def split(self, num_held: int, generator: torch.Generator) -> tuple["IndexedPart", "IndexedPart"]:
         order = self._indices[torch.randperm(len(self), generator=generator).to(self._indices.device)]
         held, learned = order[:num_held].sort().values, order[num_held:].sort().values
-        return IndexedPart(self._fetch, learned), IndexedPart(self._fetch, held)
+        return IndexedPart(self.fetch, learned), IndexedPart(self.fetch, held)
 
 
 class LoaderPart:

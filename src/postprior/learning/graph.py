@@ -10,6 +10,9 @@ from torch import Tensor
 from postprior.batch import Batch
 from postprior.errors import SettingError
 
+Item = Tensor | Batch
+"""What a step is given: the numbers of the examples to fetch, or the examples."""
+
 
 @contextmanager
 def own_stream(device: torch.device, wanted: bool) -> Generator[None]:
@@ -25,44 +28,50 @@ def own_stream(device: torch.device, wanted: bool) -> Generator[None]:
 
 
 class RecordedStep:
-    """A step on batches of one shape. Whatever Python does in the step is done once, when it is recorded."""
+    """A step on items of one shape. Whatever Python does in the step is done once, when it is recorded."""
 
-    def __init__(self, step: Callable[[Batch], Any], batch: Batch, generator: torch.Generator) -> None:
-        self._batch = _like(batch)
+    def __init__(self, step: Callable[[Item], Any], item: Item, generator: torch.Generator) -> None:
+        self._item = _copy(item)
         self._graph = torch.cuda.CUDAGraph()
         self._graph.register_generator_state(generator)
         try:
             with torch.cuda.graph(self._graph, stream=torch.cuda.current_stream()):
-                step(self._batch)
+                step(self._item)
         except (RuntimeError, ValueError) as error:
             raise SettingError(
                 f"cuda_graph=True: a step of this network cannot be recorded ({error}): expected the same work on the "
                 "GPU at every step, with no value read back; set cuda_graph=False"
             ) from error
 
-    def fits(self, batch: Batch) -> bool:
-        """Whether the batch has the shapes that were recorded."""
-        return [(t.shape, t.dtype) for t in _tensors(batch)] == [(t.shape, t.dtype) for t in _tensors(self._batch)]
+    def fits(self, item: Item) -> bool:
+        """Whether the item has the shapes that were recorded."""
+        return [(t.shape, t.dtype) for t in _tensors(item)] == [(t.shape, t.dtype) for t in _tensors(self._item)]
 
-    def replay(self, batch: Batch) -> None:
-        """Take the step on this batch."""
-        for mine, given in zip(_tensors(self._batch), _tensors(batch), strict=True):
+    def replay(self, item: Item) -> None:
+        """Take the step on this item."""
+        for mine, given in zip(_tensors(self._item), _tensors(item), strict=True):
             mine.copy_(given, non_blocking=True)
         self._graph.replay()
 
 
-def recordable(batch: Batch) -> bool:
-    """Whether all that the batch holds are tensors, which can be put in the place of others."""
-    return all(isinstance(value, Tensor) for _, value in [("", batch.targets), *batch.inputs()])
+def recordable(item: Item) -> bool:
+    """Whether all of the item are tensors on a GPU, which can be put in the place of others."""
+    values = [item] if isinstance(item, Tensor) else [item.targets, *(value for _, value in item.inputs())]
+    return all(isinstance(value, Tensor) and value.is_cuda for value in values)
 
 
-def _tensors(batch: Batch) -> list[Tensor]:
-    return [value for _, value in [("", batch.targets), *batch.inputs()] if isinstance(value, Tensor)]
+def _tensors(item: Item) -> list[Tensor]:
+    if isinstance(item, Tensor):
+        return [item]
+    return [value for _, value in [("", item.targets), *item.inputs()] if isinstance(value, Tensor)]
 
 
-def _like(batch: Batch) -> Batch:
+def _copy(item: Item) -> Item:
+    if isinstance(item, Tensor):
+        return item.clone()
+
     def copied(value: Any) -> Any:
         return value.clone() if isinstance(value, Tensor) else value
 
-    kwargs = {key: copied(value) for key, value in batch.kwargs.items()}
-    return Batch(tuple(map(copied, batch.args)), kwargs, copied(batch.targets))
+    kwargs = {key: copied(value) for key, value in item.kwargs.items()}
+    return Batch(tuple(map(copied, item.args)), kwargs, copied(item.targets))

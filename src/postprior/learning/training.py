@@ -1,18 +1,19 @@
 """The loop: mini-batches, gradients, and when to stop."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from postprior.batch import Batch, Part
+from postprior.batch import Batch, IndexedPart, Part
 from postprior.errors import DivergedError, PartError
 from postprior.families import Draw
 from postprior.learning.checks import outputs_of, targets_of
-from postprior.learning.graph import RecordedStep, recordable
+from postprior.learning.graph import Item, RecordedStep, recordable
 from postprior.learning.likelihoods import Likelihood
 from postprior.learning.objective import Step, Term, objective
 from postprior.learning.predict import device_of, dtype_of
@@ -62,12 +63,14 @@ class _Stepper:
     def __init__(
         self,
         posterior: BayesianNetwork,
+        part: Part,
         likelihood: Likelihood,
         terms: Mapping[str, Term],
         settings: Settings,
         num_examples: int,
         num_steps: int,
     ) -> None:
+        self._part = part
         self._posterior, self._likelihood, self._terms = posterior, likelihood, terms
         self._settings, self._num_examples, self.num_steps = settings, num_examples, num_steps
         self._device, self._dtype = device_of(posterior.network), dtype_of(posterior.network)
@@ -77,29 +80,44 @@ class _Stepper:
         # Only half precision is too narrow for gradients as they are.
         self._scaler = torch.amp.GradScaler(self._device.type, enabled=settings.precision == "float16")
         self._look_every = 1 if self._device.type == "cpu" else STEPS_BETWEEN_LOOKS
+        self._records = uses_graph(settings, self._device)
         self._recorded: RecordedStep | None = None
+        self._left = torch.ones((), device=self._device, dtype=torch.float64)
+        """The share of steps that are left, for recorded steps, which cannot read a number of Python's."""
         self._latest = torch.zeros((), device=self._device, dtype=self._dtype)
         self.step, self.nelbo = 0, math.nan
         self.sums = {name: torch.zeros_like(self._latest) for name in terms}
         """Each term in nats, added up since they were last set to zero."""
 
-    def take(self, batch: Batch) -> None:
+    def items(self, order: torch.Generator) -> Iterator[Tensor] | Iterator[Batch]:
+        """What one pass over the part takes its steps on; numbers of examples, where they have numbers."""
+        size = self._settings.batch_size
+        # An augmentation may do other work every time, which cannot be recorded with the step.
+        if isinstance(self._part, IndexedPart) and self._settings.augment is None:
+            return self._part.chunks(size, order)
+        return self._part.batches(size, order)
+
+    def take(self, item: Item) -> None:
         """One step."""
-        batch = batch.to(self._device, self._dtype)
-        if self._settings.augment is not None and batch.args:
-            batch = Batch((self._settings.augment(batch.args[0]), *batch.args[1:]), batch.kwargs, batch.targets)
-        self._set_rates()
-        if uses_graph(self._settings, self._device) and self.step >= STEPS_BEFORE_RECORDING and recordable(batch):
-            self._recorded = self._recorded or RecordedStep(self._step, batch, self._posterior.generator)
-        if self._recorded is not None and self._recorded.fits(batch):
-            self._recorded.replay(batch)
+        if isinstance(item, Batch):
+            item = item.to(self._device, self._dtype)
+            if self._settings.augment is not None and item.args:
+                item = Batch((self._settings.augment(item.args[0]), *item.args[1:]), item.kwargs, item.targets)
+        if self._records and self._recorded is None and self.step >= STEPS_BEFORE_RECORDING and recordable(item):
+            self._recorded = RecordedStep(self._step, item, self._posterior.generator)
+        if self._recorded is not None and self._recorded.fits(item):
+            self._recorded.replay(item)
         else:
-            self._step(batch)
+            self._step(item)
         self._look()
         self.step += 1
 
-    def _step(self, batch: Batch) -> None:
-        loss, nats = self._loss(batch)
+    def _step(self, item: Item) -> None:
+        if isinstance(item, Tensor):
+            assert isinstance(self._part, IndexedPart)
+            item = self._part.fetch(item).to(self._device, self._dtype)
+        self._set_rates()
+        loss, nats = self._loss(item)
         self._latest.copy_(loss.detach())
         for name, value in nats.items():
             self.sums[name].add_(value)
@@ -115,11 +133,11 @@ class _Stepper:
         if self._settings.schedule == "constant":
             return
         for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
-            now = rate * (1 - self.step / self.num_steps)
             if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(now)
+                group["lr"].copy_(rate * self._left)
             else:
-                group["lr"] = now
+                group["lr"] = rate * (1 - self.step / self.num_steps)
+        self._left.sub_(1 / self.num_steps)
 
     def _loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         samples = list(self._samples(batch))
@@ -166,15 +184,15 @@ def train(
 ) -> Trace:
     """Train in place until the last epoch or step, or until ``judge``, the held-out NLL, no longer improves."""
     planned = settings.steps or settings.epochs * _count_batches(part, settings.batch_size)
-    stepper = _Stepper(posterior, likelihood, terms, settings, num_examples, planned)
+    stepper = _Stepper(posterior, part, likelihood, terms, settings, num_examples, planned)
     best = _Best(posterior)
     epochs: list[Epoch] = []
     while stepper.step < planned and best.age < settings.patience:
         began = stepper.step
         for total in stepper.sums.values():
             total.zero_()
-        for batch in _up_to(part.batches(settings.batch_size, order), planned - began):
-            stepper.take(batch)
+        for item in islice(stepper.items(order), planned - began):
+            stepper.take(item)
             if progress:
                 progress(Progress(stepper.step, planned, stepper.nelbo))
         if stepper.step == began:
@@ -245,10 +263,3 @@ def _autocast(device: torch.device, precision: Precision) -> torch.autocast:
 def _count_batches(part: Part, batch_size: int) -> int:
     count = part.num_batches(batch_size)
     return sum(1 for _ in part.batches(batch_size)) if count is None else count
-
-
-def _up_to(batches: Iterable[Batch], most: int) -> Iterator[Batch]:
-    for i, batch in enumerate(batches):
-        if i == most:
-            return
-        yield batch
