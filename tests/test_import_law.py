@@ -20,7 +20,7 @@ LADDER = (
         ("networks",),
         ("learning", "data", "store"),
     ),
-    *(("learner",), ("sklearn",), ("serving", "paper"), ("cli",)),
+    *(("learner",), ("sklearn",), ("serving", "paper"), ("pipeline",), ("cli",), ("__main__",)),
 )
 STEP = {room: step for step, rooms in enumerate(LADDER) for room in rooms}
 

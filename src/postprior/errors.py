@@ -33,5 +33,9 @@ class DataError(PostpriorError, OSError):
     """A dataset cannot be fetched or read."""
 
 
+class FailedRunsError(PostpriorError, RuntimeError):
+    """Some of many runs could not be done; the others are kept."""
+
+
 class MissingExtraError(PostpriorError, ImportError):
     """An optional package is needed for what was asked."""

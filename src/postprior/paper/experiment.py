@@ -50,7 +50,7 @@ class Experiment:
     num_test: int | None = None
     num_validation: int = 0
     """Training images set aside before the parts are cut. If any, they are scored and the test set is left alone."""
-    samples_by_part: int = 10
+    samples_by_part: int = 5
     """Weight samples averaged over in the scores after each part; points need only one, and get it."""
     samples_at_end: int = 100
 

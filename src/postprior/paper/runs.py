@@ -50,7 +50,7 @@ def run_all(
     """Every experiment with seeds 0, 1, ...; each run ends in a file, and runs that have one are not done again.
 
     One after another, every experiment is run with one seed before the next seed begins, so that what an interruption
-    leaves is even; ``jobs`` of them at once, in processes of their own, begin with the longest.
+    leaves is even; ``jobs`` of them at once, in processes of their own.
     """
     wanted = [(experiment, seed) for seed in range(num_seeds) for experiment in experiments]
     results = {key: records.read(path) for key in wanted if (path := records.path_of(folder, *key)).exists()}

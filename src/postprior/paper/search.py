@@ -31,39 +31,37 @@ def around(start: Candidate, **axes: Iterable[Any]) -> list[Candidate]:
     return [start, *({**start, name: value} for name, values in axes.items() for value in values)]
 
 
-FINE_TUNING = grid(learning_rate=(3e-4, 1e-3, 3e-3), schedule=("constant", "linear"))
+FINE_TUNING = grid(learning_rate=(1e-4, 3e-4, 1e-3, 3e-3), schedule=("constant", "linear"))
+
+MNIST_START: Candidate = {"temperature": 0.2, "prior_sd": 0.1, "steps": 1500}
+CIFAR10_START: Candidate = {"temperature": 0.2, "prior_sd": 0.1, "steps": 1200}
 
 CANDIDATES: dict[str, dict[str, list[Candidate]]] = {
     "mnist": {
-        "ft": [{**each, "steps": steps} for each in FINE_TUNING for steps in (500, 1500)],
+        "ft": [{**each, "steps": steps} for each in FINE_TUNING for steps in (500, 1500, 3000)],
         "ffg": [
             *grid(temperature=(1.0, 0.2, 0.1, 0.05), prior_sd=(0.1, 1.0), steps=(1500,)),
-            {"temperature": 0.2, "prior_sd": 0.1, "steps": 3000},
-            {"temperature": 0.2, "prior_sd": 1.0, "steps": 3000, "schedule": "constant"},
-            {"temperature": 0.1, "prior_sd": 1.0, "steps": 3000, "spread_rate": 1.0},
-            {"temperature": 0.1, "prior_sd": 1.0, "steps": 1500, "local_reparameterization": True},
+            *grid(temperature=(0.2, 0.1), prior_sd=(0.1, 1.0), steps=(3000,)),
+            *around(MNIST_START, learning_rate=(5e-4, 2e-3), spread_rate=(1.0,), num_samples=(2,))[1:],
+            *grid(temperature=(0.2, 0.1), prior_sd=(0.1, 1.0), steps=(1500,), local_reparameterization=(True,)),
+            *grid(temperature=(0.2,), prior_sd=(0.1, 1.0), steps=(1500,), function_space=(0.3,)),
         ],
         "cfg": [
             *grid(temperature=(1.0, 0.5, 0.2, 0.1), prior_sd=(0.1, 1.0), steps=(1500,)),
             *grid(temperature=(1.0, 0.2), prior_sd=("fan_in",), steps=(1500,)),
-            {"temperature": 0.2, "prior_sd": 0.1, "steps": 1500, "learning_rate": 2e-3},
-            {"temperature": 0.2, "prior_sd": 0.1, "steps": 3000},
-            *grid(temperature=(0.1, 0.2), prior_sd=(1.0,), steps=(3000,)),
-            {"temperature": 1.0, "prior_sd": 1.0, "steps": 3000, "schedule": "constant", "spread_rate": 1.0},
-            {"temperature": 0.1, "prior_sd": 1.0, "steps": 3000, "schedule": "constant"},
+            *grid(temperature=(0.2, 0.1), prior_sd=(0.1, 1.0), steps=(3000,)),
+            *around(MNIST_START, learning_rate=(5e-4, 2e-3), function_space=(0.3,), num_samples=(2,))[1:],
+            *grid(temperature=(1.0, 0.1), prior_sd=(1.0,), steps=(3000,), schedule=("constant",)),
             {"temperature": 0.1, "prior_sd": 1.0, "steps": 3000, "spread_rate": 1.0},
-            {"temperature": 0.1, "prior_sd": 1.0, "steps": 1500, "function_space": 0.3},
-            {"temperature": 0.1, "prior_sd": 1.0, "steps": 1500, "num_samples": 2},
-            {"temperature": 0.1, "prior_sd": 1.0, "steps": 1500, "batch_size": 256},
         ],
-        "mnf": around({"temperature": 0.2, "prior_sd": 0.1, "steps": 1500}, temperature=(1.0,), learning_rate=(5e-4,)),
+        "mnf": around(MNIST_START, temperature=(1.0, 0.05), prior_sd=(1.0,), learning_rate=(5e-4,)),
     },
     "cifar10": {
-        "ft": [{**each, "steps": steps} for each in FINE_TUNING for steps in (400, 1200)],
-        "ft-fs": grid(function_space=(0.3, 1.0), learning_rate=(5e-4, 1e-3), steps=(1200,)),
+        "ft": [{**each, "steps": steps} for each in FINE_TUNING for steps in (200, 400, 1200)],
+        "ft-fs": grid(function_space=(0.3, 1.0, 3.0), learning_rate=(5e-4, 1e-3), steps=(1200,)),
         "ffg": [
             *around(
-                {"temperature": 0.2, "prior_sd": 0.1, "steps": 1200},
+                CIFAR10_START,
                 temperature=(0.1, 0.3),
                 prior_sd=(0.05, "fan_in"),
                 spread_rate=(1.0, 10.0),
@@ -73,12 +71,22 @@ CANDIDATES: dict[str, dict[str, list[Candidate]]] = {
                 local_reparameterization=(True,),
                 num_samples=(2,),
             ),
-            *grid(temperature=(0.1, 0.3), local_reparameterization=(True,), steps=(2200,)),
-            *grid(temperature=(0.1,), function_space=(0.3,), steps=(1200,)),
-            *grid(function_space=(0.3,), local_reparameterization=(True,), steps=(1200,)),
+            *grid(temperature=(0.1, 0.2, 0.3), prior_sd=(0.1,), local_reparameterization=(True,), steps=(2200,)),
+            *grid(temperature=(0.1,), prior_sd=(0.1,), function_space=(0.3, 1.0), steps=(1200, 2200)),
+            *around(
+                {**CIFAR10_START, "function_space": 0.3, "local_reparameterization": True},
+                function_space=(1.0,),
+                prior_sd=("fan_in",),
+                spread_rate=(10.0,),
+                temperature=(0.1,),
+            ),
+            *around({**CIFAR10_START, "spread_rate": 10.0, "steps": 2200}, learning_rate=(5e-4,), num_samples=(2,)),
         ],
-        "cfg": around({"temperature": 0.2, "steps": 1200}, temperature=(0.1,), function_space=(0.3,)),
-        "mnf": around({"temperature": 0.2, "steps": 1200}, temperature=(0.1,), learning_rate=(5e-4,)),
+        "cfg": [
+            *around(CIFAR10_START, temperature=(0.1, 0.05), prior_sd=("fan_in",), function_space=(0.3, 1.0)),
+            {**CIFAR10_START, "spread_rate": 10.0, "steps": 2200},
+        ],
+        "mnf": around(CIFAR10_START, temperature=(0.1, 0.05), learning_rate=(5e-4,), function_space=(0.3,)),
     },
 }
 

@@ -53,9 +53,11 @@ def prepare(experiment: Experiment, seed: int, images: ImageData, device: torch.
         raise PartError(f"{experiment.name}: {len(train)} images do not make {experiment.num_parts} parts: give more")
 
     def take(pixels: Bytes, labels: Bytes, indices: Tensor, classes: Tensor) -> Images:
-        chosen = torch.from_numpy(pixels[indices.numpy()]).permute(0, 3, 1, 2).float()
+        # Bytes are moved and become numbers there: a quarter of the traffic, and the work where it is quick.
+        chosen = torch.from_numpy(pixels[indices.numpy()]).to(device).permute(0, 3, 1, 2).float()
         number = torch.full((images.num_classes,), -1).scatter(0, classes, torch.arange(len(classes)))
-        return Images(((chosen - mean) / sd).contiguous().to(device), number[_long(labels)[indices]].to(device))
+        standard = ((chosen - mean.to(device)) / sd.to(device)).contiguous()
+        return Images(standard, number[_long(labels)[indices]].to(device))
 
     parts = tuple(
         take(images.train_images, images.train_labels, i, now) for i in train.tensor_split(experiment.num_parts)

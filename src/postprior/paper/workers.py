@@ -16,6 +16,7 @@ import torch
 
 from postprior.data import datasets
 from postprior.data.datasets import ImageData
+from postprior.errors import FailedRunsError, PostpriorError
 from postprior.paper import records
 from postprior.paper.experiment import SOURCES, Experiment
 from postprior.paper.records import Result
@@ -28,17 +29,28 @@ COST = {"multiplicative": 4.0, "channelwise": 1.5}
 def run_apart(
     todo: Sequence[tuple[Experiment, int]], folder: Path, device: torch.device | str, jobs: int
 ) -> Iterator[Result]:
-    """Run them all, ``jobs`` at a time; each result as it ends, on the disk by then."""
-    # Longest first, so that no long one is left alone at the end.
-    ordered = sorted(todo, key=lambda key: -key[0].num_steps * COST.get(key[0].family, 1.0))
+    """Run them all, ``jobs`` at a time; each result as it ends, on the disk by then.
+
+    A run that fails does not take the others with it: what went wrong is told once all have ended.
+    """
+    # Seed by seed, so that what an interruption leaves is even; the longest first, so that none ends alone.
+    ordered = sorted(todo, key=lambda key: (key[1], -key[0].num_steps * COST.get(key[0].family, 1.0)))
     # A forked process could not use the GPU that this one has begun to use.
     context = multiprocessing.get_context("spawn")
     threads = max(1, (os.cpu_count() or 1) // jobs)
     pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_prepare, initargs=(threads,))
     try:
-        waiting = [pool.submit(_work, e.to_plain(), seed, folder, str(device)) for e, seed in ordered]
+        waiting = {pool.submit(_work, e.to_plain(), seed, folder, str(device)): (e, seed) for e, seed in ordered}
+        failed: list[str] = []
         for future in as_completed(waiting):
-            yield future.result()
+            try:
+                yield future.result()
+            except (PostpriorError, RuntimeError) as error:  # the latter for what a GPU refuses
+                failed.append(f"{records.title(*waiting[future])}: {error}")
+        if failed:
+            raise FailedRunsError(
+                f"{len(failed)} of {len(ordered)} runs failed; the others are kept. " + "; ".join(failed)
+            )
     except BaseException:
         for child in multiprocessing.active_children():
             child.kill()
