@@ -1,0 +1,122 @@
+"""Tables from files: CSV, Parquet, and what ``save_to_disk`` of Hugging Face's datasets writes."""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from postprior.data.columns import arrow, as_table, casts
+from postprior.data.tables import Table, Wanted, no_examples
+from postprior.errors import DataError
+
+NOTHING = ("", "n/a", "na", "nan", "none", "null")
+"""How text files write, in a column of numbers, that there is none."""
+
+BLOCK = 1 << 26
+"""Bytes in which at least one row of a CSV file must have room."""
+
+PANDAS_INDEX = "__index_level_"
+"""Begins the name of a column that pandas adds to number its rows: no feature of theirs."""
+
+
+def read_csv(wanted: Wanted, file: IO[bytes]) -> Table:
+    """CSV in UTF-8 whose first row names the columns; a column is of numbers where all its values are."""
+    pa = arrow()
+    # One thread, so that the parser can say in which row it stumbled.
+    reading = pa.csv.ReadOptions(use_threads=False, block_size=BLOCK)
+    parsing = pa.csv.ParseOptions(newlines_in_values=True)
+    with wanted.decoding("CSV in UTF-8"):
+        content = pa.py_buffer(file.read())
+        names = pa.csv.open_csv(pa.BufferReader(content), reading, parsing).schema.names
+    inputs, target = wanted.choose(names)
+    # The types are found afterwards, from whole columns: pyarrow would judge by the beginning of the file.
+    columns = [*inputs, *([] if target is None else [target])]
+    converting = pa.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), include_columns=columns)
+    with wanted.decoding("CSV in UTF-8"):
+        text = pa.csv.read_csv(pa.BufferReader(content), reading, parsing, converting)
+        typed = pa.table({name: _typed(text.column(name)) for name in columns})
+    return as_table(wanted, typed, inputs, target, "csv")
+
+
+def read_parquet(wanted: Wanted, file: IO[bytes]) -> Table:
+    """The chosen columns of a Parquet file; what pandas adds to number the rows is passed over."""
+    pa = arrow()
+    with wanted.decoding("Parquet"):
+        parquet = pa.parquet.ParquetFile(file)
+        names = [name for name in parquet.schema_arrow.names if not name.startswith(PANDAS_INDEX)]
+    inputs, target = wanted.choose(names)
+    columns = [*inputs, *([] if target is None else [target])]
+    wanted.check_size(_declared_bytes(parquet.metadata, columns), "its columns")
+    with wanted.decoding("Parquet"):
+        table = parquet.read(columns=columns)
+    return as_table(wanted, table, inputs, target, "parquet")
+
+
+def is_saved(folder: Path) -> bool:
+    """Whether a folder is what ``save_to_disk`` of Hugging Face's datasets writes."""
+    return (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file()
+
+
+def read_saved(wanted: Wanted, folder: Path) -> Table:
+    """A Hugging Face dataset saved to disk; the package datasets is not needed."""
+    if (folder / "dataset_dict.json").is_file():
+        with wanted.decoding("a saved dataset"):
+            splits = list(json.loads((folder / "dataset_dict.json").read_text(encoding="utf-8"))["splits"])
+        raise DataError(f"{folder} holds the splits {', '.join(splits)}; name one of them: {folder / splits[0]}")
+    table = _shards(wanted, folder)
+    inputs, target = wanted.choose(table.column_names)
+    return as_table(wanted, table, inputs, target, "saved dataset")
+
+
+def _shards(wanted: Wanted, folder: Path) -> Any:
+    with wanted.decoding("a saved dataset"):
+        state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+        names = [str(file["filename"]) for file in state["_data_files"]]
+        if state.get("_indices_data_files"):
+            raise DataError(f"{folder} was saved with its rows in another order, by an old version; save it anew")
+    for name in names:
+        if name in ("", ".", "..") or Path(name).name != name or "\\" in name:
+            raise DataError(f"{folder / 'state.json'} names {name!r}, expected a file in the same folder; not read")
+    batches, num_bytes = list[Any](), 0
+    with wanted.decoding("a saved dataset"):
+        for batch in (batch for name in names for batch in _batches(folder / name)):
+            batches.append(batch)
+            num_bytes += batch.nbytes
+            wanted.check_size(num_bytes, "the dataset")
+            batch.validate(full=True)  # the format lets a file point outside of itself
+        if not batches:
+            raise no_examples(wanted.where)
+        return arrow().Table.from_batches(batches)
+
+
+def _batches(path: Path) -> Iterator[Any]:
+    """The record batches of an Arrow file or stream."""
+    pa = arrow()
+    with path.open("rb") as file:
+        is_stream = file.read(6) != b"ARROW1"
+        file.seek(0)
+        if is_stream:
+            yield from pa.ipc.open_stream(file)
+        else:
+            reader = pa.ipc.open_file(file)
+            yield from (reader.get_batch(i) for i in range(reader.num_record_batches))
+
+
+def _typed(text: Any) -> Any:
+    """Whole numbers or numbers where every value that is there is one, else the text without blanks around it."""
+    pa = arrow()
+    trimmed = pa.compute.utf8_trim_whitespace(text)
+    absent = pa.compute.is_in(pa.compute.utf8_lower(trimmed), value_set=pa.array(NOTHING))
+    values = pa.compute.if_else(absent, pa.scalar(None, pa.string()), trimmed)
+    found = (casts(values, kind) for kind in (pa.int64(), pa.float64()))
+    return next((column for column in found if column is not None), trimmed)
+
+
+def _declared_bytes(metadata: Any, columns: Sequence[str]) -> int:
+    """What the columns take once they are read: runs of one value are stored in next to nothing."""
+    total = 0
+    for group in (metadata.row_group(i) for i in range(metadata.num_row_groups)):
+        for column in (group.column(i) for i in range(group.num_columns)):
+            if any(column.path_in_schema == name or column.path_in_schema.startswith(f"{name}.") for name in columns):
+                total += max(column.total_uncompressed_size, 8 * column.num_values)
+    return total
