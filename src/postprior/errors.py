@@ -25,8 +25,28 @@ class DivergedError(PostpriorError, ArithmeticError):
     """Training left the finite numbers; the belief is as it was."""
 
 
+class StoppedError(PostpriorError):
+    """Learning was stopped on request; its checkpoint is kept, and the belief is as it was."""
+
+
 class StoreError(PostpriorError, OSError):
     """A file is missing, damaged, or not one of ours."""
+
+
+class BusyError(StoreError):
+    """Another process holds the store's lock."""
+
+
+class RacedError(StoreError):
+    """Another process moved an alias first; nothing was recorded."""
+
+
+class RepeatedPartError(PartError):
+    """A part was absorbed before: counting it again would make the belief too sure."""
+
+
+class UnfinishedError(StoreError):
+    """An absorption was begun and neither finished nor given up."""
 
 
 class DataError(PostpriorError, OSError):

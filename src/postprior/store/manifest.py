@@ -1,16 +1,15 @@
 """A belief as plain tensors and JSON, and back."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from postprior.errors import StoreError
 from postprior.families import FAMILIES, Family, name_of
 from postprior.networks.belief import Belief
-
-FORMAT = 1
-"""Raised whenever older code could misread a newer file."""
+from postprior.store.sealed import FORMAT
 
 
 def to_plain(belief: Belief) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -31,20 +30,42 @@ def to_plain(belief: Belief) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def from_plain(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> Belief:
-    """The inverse of ``to_plain``."""
+    """The inverse of ``to_plain``; the belief takes the tensors over."""
     if about.get("format") != FORMAT:
         raise StoreError(
             f"the file has format {about.get('format')}, expected {FORMAT}: read it with the code it was written by"
         )
-    buffers = {name.removeprefix("buffers/"): value for name, value in tensors.items() if name.startswith("buffers/")}
-    weights = {name: _family(name, kind, tensors) for name, kind in about["families"].items()}
-    counts = {name: int(count) for name, count in about["counts"].items()}
-    return Belief(weights, frozenset(about["held"]), buffers, counts, about["num_parts"], about["num_examples"])
+    try:
+        return _taken_over(
+            weights={name: _family(name, kind, tensors) for name, kind in about["families"].items()},
+            held=frozenset(about["held"]),
+            buffers={
+                key.removeprefix("buffers/"): value for key, value in tensors.items() if key.startswith("buffers/")
+            },
+            counts={name: int(count) for name, count in about["counts"].items()},
+            num_parts=int(about["num_parts"]),
+            num_examples=int(about["num_examples"]),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise StoreError(f"the file does not hold a whole belief ({error!r}): take a copy, or save again") from error
+
+
+def _taken_over(**fields: Any) -> Belief:
+    # The constructor copies what it is given, as others may hold it. Nobody else holds what was just read, and
+    # copying it would cost more than reading it.
+    belief = object.__new__(Belief)
+    vars(belief).update({k: MappingProxyType(v) if isinstance(v, dict) else v for k, v in fields.items()})
+    return belief
 
 
 def _family(name: str, kind: str, tensors: Mapping[str, Tensor]) -> Family:
     if kind not in FAMILIES:
         raise StoreError(f"{name} has family {kind!r}, which is not known here: expected one of {', '.join(FAMILIES)}")
     prefix = f"weights/{name}/"
-    own = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
-    return FAMILIES[kind].from_tensors(own)
+    # As parameters, the family takes them over too.
+    own = {
+        key.removeprefix(prefix): nn.Parameter(value, requires_grad=False)
+        for key, value in tensors.items()
+        if key.startswith(prefix)
+    }
+    return FAMILIES[kind].from_tensors(own).requires_grad_(False)

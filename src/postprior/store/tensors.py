@@ -8,56 +8,61 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors.torch import save_file
 from torch import Tensor
 
 from postprior.errors import StoreError
+from postprior.store.files import naming, staged, sync
 
 HEADER = "postprior"
+
+
+def dump_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+    """Write the file in place; an OSError says why it cannot be."""
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    path.touch()
+    mode = path.stat().st_mode
+    try:
+        save_file(plain, path, {HEADER: json.dumps(about)})
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
+    # Safetensors may have put a file of its own there, which only its owner can read.
+    path.chmod(mode)
 
 
 def write_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
     """Write the file; once this returns, it survives a crash, and until then an older one stands."""
     path = Path(path)
-    data = save(
-        {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, {HEADER: json.dumps(about)}
-    )
-    temporary = path.with_name(f".{path.name}.{uuid4().hex}")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        _sync_folder(path.parent)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise StoreError(f"{path} cannot be written: {error}; what stood there before still stands") from error
+    with naming(path):
+        if not path.parent.is_dir():
+            raise FileNotFoundError(f"there is no folder {path.parent}")
+        with staged(path.parent) as temporary:
+            dump_tensors(temporary, tensors, about)
+            sync(temporary)
+            temporary.replace(path)
+            sync(path.parent)
 
 
-def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors and what is known of them, or a StoreError that says what is wrong with the file."""
+def read_tensors(path: str | os.PathLike[str], name: str | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors and what is known of them, or a StoreError that says what is wrong with the file (called ``name``).
+
+    The tensors show the file itself where the system can map it: it may be replaced or removed, but not written into.
+    """
+    name = name or os.fspath(path)
     if not Path(path).is_file():
-        raise StoreError(f"{path}: no such file; expected one that save() wrote")
+        raise StoreError(f"{name}: no such file; expected one that save() wrote")
     try:
         with safe_open(path, framework="pt") as file:
             about = (file.metadata() or {}).get(HEADER)
             if about is None:
-                raise StoreError(f"{path} holds tensors, but no belief: expected a file that save() wrote")
-            return {name: file.get_tensor(name) for name in file.keys()}, json.loads(about)  # noqa: SIM118
-    except (SafetensorError, json.JSONDecodeError, OSError) as error:
-        if isinstance(error, StoreError):
-            raise
-        raise StoreError(f"{path} is damaged or not one of ours ({error}): take a copy, or save again") from error
-
-
-def _sync_folder(folder: Path) -> None:
-    # The rename itself is in the folder, which has to reach the disk too.
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+                raise StoreError(f"{name} holds tensors, but no belief: expected a file that save() wrote")
+            content = json.loads(about)
+            if not isinstance(content, dict):
+                raise StoreError(f"{name} says nothing of its belief: expected a file that save() wrote")
+            return {key: file.get_tensor(key) for key in file.keys()}, content  # noqa: SIM118
+    except StoreError:
+        raise
+    except (SafetensorError, ValueError, RecursionError, OSError) as error:
+        raise StoreError(f"{name} is damaged or not one of ours ({error}): take a copy, or save again") from error
