@@ -21,7 +21,7 @@ from postprior.families import FAMILIES
 from postprior.learning.likelihoods import Categorical
 from postprior.learning.objective import Step, divergence, negative_log_likelihood, objective
 from postprior.learning.settings import Settings
-from postprior.learning.training import adam
+from postprior.learning.steps import adam
 from postprior.networks.convert import bayesianize, first_belief
 from postprior.networks.zoo import LeNet5, ThreeConvThreeFC
 

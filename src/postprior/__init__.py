@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from postprior.learner import Learner as Learner
     from postprior.learning.absorb import Update as Update
     from postprior.learning.absorb import absorb as absorb
+    from postprior.learning.checkpoint import Checkpointing as Checkpointing
     from postprior.learning.likelihoods import Bernoulli as Bernoulli
     from postprior.learning.likelihoods import Categorical as Categorical
     from postprior.learning.likelihoods import Gaussian as Gaussian
@@ -39,6 +40,7 @@ _HOMES = {
     "Belief": "postprior.networks.belief",
     "Bernoulli": "postprior.learning.likelihoods",
     "Categorical": "postprior.learning.likelihoods",
+    "Checkpointing": "postprior.learning.checkpoint",
     "Gaussian": "postprior.learning.likelihoods",
     "Learner": "postprior.learner",
     "Likelihood": "postprior.learning.likelihoods",

@@ -62,6 +62,15 @@ class IndexedPart(Part, Protocol):
         ...
 
 
+@runtime_checkable
+class DrawingPart(Part, Protocol):
+    """A part that draws from generators of its own, which have to be known to go on in the middle of a pass."""
+
+    def generators(self) -> list[torch.Generator]:
+        """They themselves, always in the same order."""
+        ...
+
+
 def _move(value: Any, device: torch.device, dtype: torch.dtype) -> Any:
     if not isinstance(value, Tensor):
         return value

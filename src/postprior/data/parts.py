@@ -61,6 +61,13 @@ class LoaderPart:
         del generator
         return (to_batch(item, self._target, self._targets) for item in self._loader(batch_size))
 
+    def generators(self) -> list[torch.Generator]:
+        """Those that the maker of the loader gave it; without any it draws from torch's global one."""
+        loader = self._loader(1)
+        givers = (loader, loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None))
+        found = [getattr(giver, "generator", None) for giver in givers]
+        return list({id(own): own for own in found if isinstance(own, torch.Generator)}.values())
+
     def split(self, num_held: int, generator: torch.Generator) -> tuple["LoaderPart", "LoaderPart"]:
         raise PartError(
             "holdout needs a part whose examples can be chosen: give the dataset rather than its DataLoader"

@@ -104,7 +104,7 @@ def _called(wanted: Wanted) -> Part:
     """What a function returns, as a part."""
     if wanted.inputs is not None:
         raise SettingError(f"inputs={list(wanted.inputs)} chooses columns, and {wanted.where} is a function: leave it")
-    data = _function(wanted.where)
+    data = function_at(wanted.where)
     try:
         returned = data()
     except PostpriorError:
@@ -117,7 +117,8 @@ def _called(wanted: Wanted) -> Part:
         raise PartError(f"{wanted.where} returned what is no part: {error}") from error
 
 
-def _function(address: str) -> Callable[[], Any]:
+def function_at(address: str) -> Callable[..., Any]:
+    """The function at ``package.module:function``; a DataError where there is none."""
     name, _, path = address.partition(":")
     try:
         found: Any = importlib.import_module(name)

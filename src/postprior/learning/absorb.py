@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
@@ -10,13 +11,15 @@ from torch import nn
 from postprior.batch import Part
 from postprior.errors import PartError, SettingError
 from postprior.learning import objective
+from postprior.learning.checkpoint import Checkpointing, Keeper, check_part, identity_of
 from postprior.learning.checks import outputs_of
 from postprior.learning.graph import own_stream
 from postprior.learning.likelihoods import Likelihood
 from postprior.learning.objective import Term
 from postprior.learning.predict import Score, device_of, dtype_of, frozen_network, score, score_of
 from postprior.learning.settings import Settings
-from postprior.learning.training import Epoch, Progress, train, uses_graph
+from postprior.learning.steps import uses_graph
+from postprior.learning.training import Epoch, Progress, train
 from postprior.maths import seeds
 from postprior.networks import normalisation
 from postprior.networks.bayesian import BayesianNetwork, from_belief
@@ -61,24 +64,19 @@ def absorb(
     seed: int = 0,
     terms: Mapping[str, Term] | None = None,
     progress: Callable[[Progress], None] | None = None,
+    checkpointing: Checkpointing | None = None,
 ) -> tuple[Belief, Update]:
     """The belief after one more part, and a report. Neither the network nor the prior changes, whatever happens.
 
     ``terms`` are summands of your own, added to the objective. Same seed, same prior and same part give the same bytes
-    on the CPU.
+    on the CPU, also where ``checkpointing`` stops the absorption and another process resumes it.
     """
     settings, began = settings or Settings(), time.perf_counter()
     device, key = device_of(network), (seed, prior.num_parts)
+    identity = partial(identity_of, prior, likelihood, settings, seed, terms or {}, device.type)
+    keeper = Keeper(checkpointing, identity) if checkpointing else None
     with seeds.quarantined(device, *key, "torch"):
-        before = score(
-            network,
-            prior,
-            part,
-            likelihood,
-            num_samples=max(1, settings.score_samples),
-            seed=seeds.number(*key, "before"),
-            batch_size=settings.batch_size,
-        )
+        before = _before(network, prior, part, likelihood, settings, seeds.number(*key, "before"), keeper)
         learned, held, num_examples = _split(part, before.num_examples, settings, seeds.stream("cpu", *key, "split"))
         posterior = _start(network, prior, settings, seeds.stream(device, *key, "weights"))
         own = _terms(network, posterior, prior, likelihood, settings)
@@ -101,7 +99,8 @@ def absorb(
             posterior.training = True
             order = seeds.stream("cpu", *key, "order")
             judging = judge if held is not None else None
-            trace = train(posterior, learned, likelihood, all_terms, settings, num_examples, order, judging, progress)
+            about = (settings, num_examples, order, judging, progress, keeper)
+            trace = train(posterior, learned, likelihood, all_terms, *about)
         counts = _accumulate_statistics(posterior, prior, learned, settings, tracking)
         with torch.no_grad():
             kl = float(objective.total_kl(posterior.families(), prior.weights, posterior.draw()))
@@ -113,11 +112,32 @@ def absorb(
         temperature=settings.temperature,
         num_examples=num_examples,
         num_steps=trace.num_steps,
-        seconds=time.perf_counter() - began,
+        seconds=time.perf_counter() - began + (keeper.seconds_before if keeper else 0),
         epochs=trace.epochs,
         stopped_early=trace.stopped_early,
     )
     return belief, update
+
+
+def _before(
+    network: nn.Module,
+    prior: Belief,
+    part: Part,
+    likelihood: Likelihood,
+    settings: Settings,
+    seed: int,
+    keeper: Keeper | None,
+) -> Score:
+    """The part under the old belief, measured once: an absorption that is resumed knows it."""
+    if keeper and keeper.before:
+        check_part(part, settings.batch_size, keeper.before.num_examples)
+        return keeper.before
+    num_samples = max(1, settings.score_samples)  # one is needed to check the examples
+    options = {"num_samples": num_samples, "seed": seed, "batch_size": settings.batch_size}
+    found = score(network, prior, part, likelihood, **options)
+    if keeper:
+        keeper.before = found
+    return found
 
 
 def _split(

@@ -1,30 +1,26 @@
-"""The loop: mini-batches, gradients, and when to stop."""
+"""The loop: passes over the part, and when to stop."""
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from postprior.batch import Batch, IndexedPart, Part
-from postprior.errors import DivergedError, PartError
-from postprior.families import Draw
-from postprior.learning.checks import outputs_of, targets_of
-from postprior.learning.graph import Item, RecordedStep, recordable
+from postprior.batch import DrawingPart, Part
+from postprior.errors import PartError
+from postprior.learning.checkpoint import Keeper, Saved, inside, put_back, tensors_of, under
+from postprior.learning.graph import Item
 from postprior.learning.likelihoods import Likelihood
-from postprior.learning.objective import Step, Term, objective
-from postprior.learning.predict import device_of, dtype_of
-from postprior.learning.settings import Precision, Settings
+from postprior.learning.objective import Term
+from postprior.learning.predict import device_of
+from postprior.learning.settings import Settings
+from postprior.learning.steps import Stepper
+from postprior.maths import seeds
 from postprior.networks.bayesian import BayesianNetwork
-
-STEPS_BETWEEN_LOOKS = 50
-"""On an accelerator, looking at the loss stops the queue: it is looked at this often. On the CPU, at every step."""
-
-STEPS_BEFORE_RECORDING = 3
-"""Libraries choose their kernels and take their workspaces in the first steps, which a recording must not contain."""
 
 
 @dataclass(frozen=True)
@@ -57,120 +53,6 @@ class Trace:
     stopped_early: bool
 
 
-class _Stepper:
-    """Gradient steps on one posterior: the optimizer, its rates and its precision."""
-
-    def __init__(
-        self,
-        posterior: BayesianNetwork,
-        part: Part,
-        likelihood: Likelihood,
-        terms: Mapping[str, Term],
-        settings: Settings,
-        num_examples: int,
-        num_steps: int,
-    ) -> None:
-        self._part = part
-        self._posterior, self._likelihood, self._terms = posterior, likelihood, terms
-        self._settings, self._num_examples, self.num_steps = settings, num_examples, num_steps
-        self._device, self._dtype = device_of(posterior.network), dtype_of(posterior.network)
-        self._optimizer = adam(posterior, settings)
-        self._rates = [float(group["lr"]) for group in self._optimizer.param_groups]
-        self._parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
-        # Only half precision is too narrow for gradients as they are.
-        self._scaler = torch.amp.GradScaler(self._device.type, enabled=settings.precision == "float16")
-        self._look_every = 1 if self._device.type == "cpu" else STEPS_BETWEEN_LOOKS
-        self._records = uses_graph(settings, self._device)
-        self._recorded: RecordedStep | None = None
-        self._left = torch.ones((), device=self._device, dtype=torch.float64)
-        """The share of steps that are left, for recorded steps, which cannot read a number of Python's."""
-        self._latest = torch.zeros((), device=self._device, dtype=self._dtype)
-        self.step, self.nelbo = 0, math.nan
-        self.sums = {name: torch.zeros_like(self._latest) for name in terms}
-        """Each term in nats, added up since they were last set to zero."""
-
-    def items(self, order: torch.Generator) -> Iterator[Tensor] | Iterator[Batch]:
-        """What one pass over the part takes its steps on; numbers of examples, where they have numbers."""
-        size = self._settings.batch_size
-        # An augmentation may do other work every time, which cannot be recorded with the step.
-        if isinstance(self._part, IndexedPart) and self._settings.augment is None:
-            return self._part.chunks(size, order)
-        return self._part.batches(size, order)
-
-    def take(self, item: Item) -> None:
-        """One step."""
-        if isinstance(item, Batch):
-            item = item.to(self._device, self._dtype)
-            if self._settings.augment is not None and item.args:
-                item = Batch((self._settings.augment(item.args[0]), *item.args[1:]), item.kwargs, item.targets)
-        if self._records and self._recorded is None and self.step >= STEPS_BEFORE_RECORDING and recordable(item):
-            self._recorded = RecordedStep(self._step, item, self._posterior.generator)
-        if self._recorded is not None and self._recorded.fits(item):
-            self._recorded.replay(item)
-        else:
-            self._step(item)
-        self._look()
-        self.step += 1
-
-    def _step(self, item: Item) -> None:
-        if isinstance(item, Tensor):
-            assert isinstance(self._part, IndexedPart)
-            item = self._part.fetch(item).to(self._device, self._dtype)
-        self._set_rates()
-        loss, nats = self._loss(item)
-        self._latest.copy_(loss.detach())
-        for name, value in nats.items():
-            self.sums[name].add_(value)
-        self._optimizer.zero_grad(set_to_none=True)
-        self._scaler.scale(loss).backward()
-        if self._settings.clip_norm is not None:
-            self._scaler.unscale_(self._optimizer)
-            nn.utils.clip_grad_norm_(self._parameters, self._settings.clip_norm)
-        self._scaler.step(self._optimizer)
-        self._scaler.update()
-
-    def _set_rates(self) -> None:
-        if self._settings.schedule == "constant":
-            return
-        for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
-            if isinstance(group["lr"], Tensor):
-                group["lr"].copy_(rate * self._left)
-            else:
-                group["lr"] = rate * (1 - self.step / self.num_steps)
-        self._left.sub_(1 / self.num_steps)
-
-    def _loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        samples = list(self._samples(batch))
-        loss = torch.stack([loss for loss, _ in samples]).mean()
-        return loss, {name: torch.stack([nats[name] for _, nats in samples]).mean() for name in self._terms}
-
-    def _samples(self, batch: Batch) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
-        for done in range(0, self._settings.num_samples, 2):
-            draws = self._posterior.draw()
-            yield self._sampled(draws, batch)
-            if done + 1 < self._settings.num_samples:
-                with self._posterior.mirroring():
-                    yield self._sampled(self._posterior.mirrored(draws), batch)
-
-    def _sampled(self, draws: Mapping[str, Draw], batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        with _autocast(self._device, self._settings.precision):
-            outputs = outputs_of(self._posterior, draws, batch, 0)
-        outputs = outputs.to(self._dtype) if outputs.is_floating_point() else outputs
-        targets = self._likelihood.check(outputs, targets_of(batch, 0), 0)
-        return objective(self._terms, Step(batch, targets, outputs, draws, self._num_examples))
-
-    def _look(self) -> None:
-        last = self.step == self.num_steps - 1
-        if self.step % self._look_every and not last:
-            return
-        self.nelbo = float(self._latest)
-        if not math.isfinite(self.nelbo):
-            raise DivergedError(
-                f"the loss became {self.nelbo} at step {self.step + 1} of {self.num_steps}; the belief is as it was. "
-                "Lower learning_rate or spread_rate, or set clip_norm=1"
-            )
-
-
 def train(
     posterior: BayesianNetwork,
     part: Part,
@@ -181,83 +63,121 @@ def train(
     order: torch.Generator,
     judge: Callable[[], float] | None = None,
     progress: Callable[[Progress], None] | None = None,
+    keeper: Keeper | None = None,
 ) -> Trace:
     """Train in place until the last epoch or step, or until ``judge``, the held-out NLL, no longer improves."""
     planned = settings.steps or settings.epochs * _count_batches(part, settings.batch_size)
-    stepper = _Stepper(posterior, part, likelihood, terms, settings, num_examples, planned)
+    stepper = Stepper(posterior, part, likelihood, terms, settings, num_examples, planned)
     best = _Best(posterior)
-    epochs: list[Epoch] = []
-    while stepper.step < planned and best.age < settings.patience:
-        began = stepper.step
-        for total in stepper.sums.values():
-            total.zero_()
-        for item in islice(stepper.items(order), planned - began):
+    passes = _Passes(stepper, part, order, device_of(posterior.network))
+
+    def state() -> Saved:
+        saved = {"steps": stepper.state(), "passes": passes.state(), "best": best.state()}
+        tensors = {key: value for name, (own, _) in saved.items() for key, value in under(name, own).items()}
+        return tensors, {name: about for name, (_, about) in saved.items()}
+
+    if keeper and keeper.training:
+        tensors, about = keeper.training
+        for name, kept in (("steps", stepper), ("passes", passes), ("best", best)):
+            kept.load_state(inside(name, tensors), about[name])
+    while passes.left or (stepper.step < planned and best.age < settings.patience):
+        for item in passes.items():
             stepper.take(item)
             if progress:
                 progress(Progress(stepper.step, planned, stepper.nelbo))
-        if stepper.step == began:
-            raise PartError("the part gave no batch on a second pass: give one that can be read more than once")
+            if keeper:
+                keeper.after_step(stepper.step, planned, state)
         holdout_nll = judge() if judge else None
-        means = {name: float(value) / (stepper.step - began) for name, value in stepper.sums.items()}
-        epochs.append(Epoch(-means["data"], means["kl"] / settings.temperature, holdout_nll))
+        passes.end(settings.temperature, holdout_nll)
         if holdout_nll is not None:
             best.offer(holdout_nll)
     best.restore()
-    return Trace(tuple(epochs), stepper.step, stopped_early=best.age >= settings.patience)
+    return Trace(tuple(passes.epochs), stepper.step, stopped_early=best.age >= settings.patience)
 
 
-def adam(posterior: BayesianNetwork, settings: Settings) -> torch.optim.Adam:
-    """Adam with default moments over everything that learns, widths at a rate of their own."""
-    places: list[nn.Parameter] = []
-    widths: list[nn.Parameter] = []
-    if posterior.gathered:
-        places.append(posterior.gathered.mu)
-        widths.append(posterior.gathered.log_sd)
-    for family in posterior.ungathered().values():
-        for name, parameter in family.named_parameters():
-            if parameter.requires_grad:
-                (widths if name in family.spread else places).append(parameter)
-    groups: list[dict[str, Any]] = [
-        {"params": places, "lr": settings.learning_rate},
-        {"params": widths, "lr": settings.learning_rate * settings.spread_rate},
-    ]
-    groups = [group for group in groups if group["params"]]
-    # One kernel for all parameters; it does not know complex numbers.
-    fused = not any(parameter.is_complex() for parameter in (*places, *widths))
-    recorded = uses_graph(settings, groups[0]["params"][0].device)
-    if recorded:
-        for group in groups:  # a number would be recorded with the step, a tensor can change
-            group["lr"] = torch.tensor(group["lr"], device=group["params"][0].device)
-    return torch.optim.Adam(groups, fused=fused, capturable=recorded)
+@final
+class _Passes:
+    """Passes over the part, one after another; one that another process left is entered again at the same step."""
+
+    def __init__(self, stepper: Stepper, part: Part, order: torch.Generator, device: torch.device) -> None:
+        self._stepper, self._device = stepper, device
+        self._order = order
+        own = part.generators() if isinstance(part, DrawingPart) else ()
+        self._generators = {"order": order, **{f"part {i}": generator for i, generator in enumerate(own)}}
+        self._began = 0
+        self._then: dict[str, Tensor] = {}
+        """Where the generators were when the pass under way began."""
+        self.left: dict[str, Tensor] = {}
+        """Where the global generators were when another process left the pass under way; empty if none did."""
+        self.epochs: list[Epoch] = []
+
+    def items(self) -> Iterator[Item]:
+        """What a new pass takes its steps on, or the rest of the pass that was left."""
+        self._enter() if self.left else self._begin()
+        items = islice(self._stepper.items(self._order), self._stepper.num_steps - self._began)
+        if self.left:
+            deque(islice(items, self._stepper.step - self._began), maxlen=0)
+            seeds.set_global_states(self._device, self.left)
+            self.left = {}
+        return items
+
+    def _begin(self) -> None:
+        self._began = self._stepper.step
+        own = {name: generator.get_state() for name, generator in self._generators.items()}
+        self._then = {**under("own", own), **under("global", seeds.global_states(self._device))}
+        for total in self._stepper.sums.values():
+            total.zero_()
+
+    def _enter(self) -> None:
+        # A pass draws its order when it begins, so that is where it has to be entered.
+        for name, state in inside("own", self._then).items():
+            self._generators[name].set_state(state)
+        seeds.set_global_states(self._device, inside("global", self._then))
+
+    def end(self, temperature: float, holdout_nll: float | None) -> None:
+        """Take down what the pass was like."""
+        taken = self._stepper.step - self._began
+        if not taken:
+            raise PartError("the part gave no batch on a second pass: give one that can be read more than once")
+        means = {name: float(value) / taken for name, value in self._stepper.sums.items()}
+        self.epochs.append(Epoch(-means["data"], means["kl"] / temperature, holdout_nll))
+
+    def state(self) -> Saved:
+        """The pass under way, and what is known of those before it."""
+        tensors = {**under("then", self._then), **under("now", seeds.global_states(self._device))}
+        return tensors, {"began": self._began, "epochs": [asdict(epoch) for epoch in self.epochs]}
+
+    def load_state(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+        """Go on from such a state."""
+        self._then, self.left = inside("then", tensors), inside("now", tensors)
+        self._began, self.epochs = about["began"], [Epoch(**epoch) for epoch in about["epochs"]]
 
 
-def uses_graph(settings: Settings, device: torch.device) -> bool:
-    """Whether steps are recorded and replayed; scaling gradients for half precision reads values back."""
-    return settings.cuda_graph and device.type == "cuda" and settings.precision != "float16"
-
-
+@final
 class _Best:
     """The best weights so far, and how many epochs ago they were seen."""
 
     def __init__(self, posterior: BayesianNetwork) -> None:
         self._posterior = posterior
-        self._nll, self._state = math.inf, None
+        self._nll, self._weights = math.inf, dict[str, Tensor]()
         self.age = 0
 
     def offer(self, nll: float) -> None:
         self.age += 1
         if nll < self._nll:
             self._nll, self.age = nll, 0
-            self._state = {name: value.clone() for name, value in self._posterior.state_dict().items()}
+            self._weights = {name: value.detach().clone() for name, value in tensors_of(self._posterior).items()}
 
     def restore(self) -> None:
-        if self._state is not None:
-            self._posterior.load_state_dict(self._state)
+        if self._weights:
+            put_back(tensors_of(self._posterior), self._weights)
 
+    def state(self) -> Saved:
+        return self._weights, {"nll": self._nll if self._weights else None, "age": self.age}
 
-def _autocast(device: torch.device, precision: Precision) -> torch.autocast:
-    dtype = {"float32": torch.bfloat16, "bfloat16": torch.bfloat16, "float16": torch.float16}[precision]
-    return torch.autocast(device.type, dtype, enabled=precision != "float32")
+    def load_state(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+        self._weights = dict(tensors)
+        self._nll, self.age = about["nll"] if tensors else math.inf, about["age"]
 
 
 def _count_batches(part: Part, batch_size: int) -> int:

@@ -1,10 +1,11 @@
 """Streams of randomness: the same key means the same numbers, different keys mean unrelated ones."""
 
 import hashlib
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
 
 
 def number(*key: int | str) -> int:
@@ -32,3 +33,16 @@ def quarantined(device: torch.device, *key: int | str) -> Generator[None]:
             with torch.cuda.device(device):
                 torch.cuda.manual_seed(number(*key))
         yield
+
+
+def global_states(device: torch.device) -> dict[str, Tensor]:
+    """Where the global generators are that ``quarantined`` takes over."""
+    states = {"cpu": torch.default_generator.get_state()}
+    return states | ({"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {})
+
+
+def set_global_states(device: torch.device, states: Mapping[str, Tensor]) -> None:
+    """Put them there again."""
+    torch.default_generator.set_state(states["cpu"])
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(states["cuda"], device)

@@ -1,5 +1,6 @@
 """A belief about all the weights of a network at once."""
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -58,3 +59,20 @@ class Belief:
         """The same belief on another device."""
         weights = {name: frozen(family).to(device) for name, family in self.weights.items()}
         return replace(self, weights=weights, buffers={k: v.to(device) for k, v in self.buffers.items()})
+
+
+def digest(belief: Belief) -> str:
+    """A hash of all that the belief says; the same for equal beliefs, wherever they lie."""
+    kinds = {name: type(family).__name__ for name, family in belief.weights.items()}
+    counted = sorted(belief.counts.items()), belief.num_parts, belief.num_examples
+    found = hashlib.sha256(repr((sorted(kinds.items()), sorted(belief.held), *counted)).encode())
+    tensors = {f"{name}/{k}": v for name, family in belief.weights.items() for k, v in family.state_dict().items()}
+    for name, tensor in sorted({**tensors, **{f"buffer {k}": v for k, v in belief.buffers.items()}}.items()):
+        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
+        found.update(_bytes(tensor))
+    return found.hexdigest()
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    plain = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    return plain.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data

@@ -3,6 +3,8 @@
 Shapes: B images, C channels, K classes. `features` ends in a vector for each image, `classifier` turns it into logits.
 """
 
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import final
 
 import torch
@@ -80,6 +82,27 @@ class ThreeConvThreeFC(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:  # [B, C, 32, 32] -> [B, K]
         return self.classifier(self.features(_channels_last(images)))
+
+
+@final
+class MLP(nn.Module):
+    """Fully connected layers for columns of numbers; with ``num_outputs`` classes, or numbers for a regression.
+
+    Example:
+        >>> import torch
+        >>> MLP(in_features=4, num_outputs=3)(torch.zeros(2, 4)).shape
+        torch.Size([2, 3])
+    """
+
+    def __init__(self, *, in_features: int, num_outputs: int, hidden: Sequence[int] = (64, 64)) -> None:
+        super().__init__()
+        widths = (in_features, *hidden)
+        layers = [layer for a, b in pairwise(widths) for layer in (nn.Linear(a, b), nn.ReLU())]
+        self.features = nn.Sequential(nn.Flatten(), *layers)
+        self.classifier = nn.Linear(widths[-1], num_outputs)
+
+    def forward(self, rows: Tensor) -> Tensor:  # [B, in_features] -> [B, num_outputs]
+        return self.classifier(self.features(rows))
 
 
 @final
