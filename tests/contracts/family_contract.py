@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.autograd.functional import hessian
 
-from postprior.errors import SettingError
-from postprior.families import FAMILIES, KL, Draw, Factorized, Family, Role, family_for, frozen, kl, name_of
+from postprior.errors import BeliefError, SettingError
+from postprior.families import FAMILIES, KL, Draw, Factorized, Family, Natural, Role, family_for, frozen, kl, name_of
 
 Scalar = Callable[[], Tensor]
 ROLES: tuple[Role, ...] = ("kernel", "dense", "other")
@@ -236,6 +236,29 @@ class FamilyContract(ABC):
 
     def test_its_own_pair_is_in_the_table(self) -> None:
         assert (self.family, self.family) in KL
+
+    # Natural parameters.
+
+    def test_sums_of_natural_parameters_are_products_of_densities(self) -> None:
+        one, two = frozen(self.make(1)), frozen(self.make(2))
+        first, second = one.natural(), two.natural()
+        if first is None or second is None:
+            assert first is None
+            assert second is None
+            with pytest.raises(BeliefError, match="no natural parameters"):
+                self.family.from_natural(Natural(torch.ones(self.shape), torch.ones(self.shape)))
+            return
+        product = self.family.from_natural(first + second)
+        draws = [one.draw(generator(seed)) for seed in range(5)]
+        gaps = [(one.log_density(d) + two.log_density(d) - product.log_density(d)).item() for d in draws]
+        assert gaps == pytest.approx([gaps[0]] * len(gaps), rel=1e-9, abs=1e-9)
+        restored = product.natural()
+        assert restored is not None
+        quotient = self.family.from_natural(restored - second)
+        for name, value in one.state_dict().items():
+            torch.testing.assert_close(quotient.state_dict()[name], value, rtol=1e-9, atol=1e-9)
+        with pytest.raises(BeliefError, match=r"(\d+) of \1 (weights|kernels) would have no positive precision"):
+            self.family.from_natural(second - first - second)
 
     # Frozen copies.
 

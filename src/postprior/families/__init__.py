@@ -4,7 +4,7 @@ from postprior.errors import SettingError
 from postprior.families.channelwise import Channelwise
 from postprior.families.divergence import KL, kl
 from postprior.families.factorized import Factorized
-from postprior.families.family import Draw, Family, Role, frozen
+from postprior.families.family import Draw, Family, Natural, Role, frozen
 from postprior.families.multiplicative import Multiplicative
 from postprior.families.point import Point
 
@@ -23,6 +23,7 @@ __all__ = [
     "Factorized",
     "Family",
     "Multiplicative",
+    "Natural",
     "Point",
     "Role",
     "family_for",

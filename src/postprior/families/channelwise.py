@@ -9,7 +9,8 @@ from typing import Any, ClassVar, Self, final
 import torch
 from torch import Tensor, nn
 
-from postprior.families.family import Draw, Family, Role, as_parameter
+from postprior.errors import BeliefError
+from postprior.families.family import Draw, Family, Natural, Role, as_parameter
 from postprior.maths import cholesky, gaussian
 
 
@@ -78,3 +79,16 @@ class Channelwise(Family):
 
     def sd(self) -> Tensor:
         return self.factor().square().sum(-1).sqrt().view_as(self.mu)
+
+    def natural(self) -> Natural:
+        inverse = cholesky.inverse(self.factor().double())
+        precision = inverse.mT @ inverse
+        return Natural(precision, cholesky.multiply(precision, self.mu.double().flatten(2)).view_as(self.mu))
+
+    @classmethod
+    def from_natural(cls, natural: Natural) -> Self:
+        factor = cholesky.factor_of_inverse(natural.precision)
+        if none := int((~factor.isfinite().all((-2, -1))).sum()):
+            raise BeliefError(f"{none} of {factor[..., 0, 0].numel()} kernels would have no positive precision")
+        mean = cholesky.multiply(factor @ factor.mT, natural.shift.flatten(2)).view_as(natural.shift)
+        return cls(mean, *cholesky.parts_of(factor))

@@ -6,7 +6,8 @@ from typing import ClassVar, Self, final
 import torch
 from torch import Tensor, nn
 
-from postprior.families.family import Draw, Family, Role, as_parameter
+from postprior.errors import BeliefError
+from postprior.families.family import Draw, Family, Natural, Role, as_parameter
 from postprior.maths import gaussian
 
 
@@ -53,3 +54,13 @@ class Factorized(Family):
     def local_moments(self, draw: Draw) -> tuple[Tensor, Tensor] | None:
         del draw
         return self.mu, (2 * self.log_sd).exp()
+
+    def natural(self) -> Natural:
+        precision = (-2 * self.log_sd.double()).exp()
+        return Natural(precision, precision * self.mu)
+
+    @classmethod
+    def from_natural(cls, natural: Natural) -> Self:
+        if none := int((~(natural.precision > 0)).sum()):
+            raise BeliefError(f"{none} of {natural.precision.numel()} weights would have no positive precision")
+        return cls(natural.shift / natural.precision, -0.5 * natural.precision.log())

@@ -3,10 +3,13 @@
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
+
+from postprior.errors import BeliefError
 
 Role = Literal["kernel", "dense", "other"]
 """How a layer uses a tensor: filters [N, C, *kernel] of a convolution, a matrix [out, in], or anything else."""
@@ -19,6 +22,22 @@ class Draw(NamedTuple):
     latent: Tensor | None = None
     latent_log_density: Tensor | None = None
     """log q(z) at this z, where drawing it has told."""
+
+
+@dataclass(frozen=True)
+class Natural:
+    """Natural parameters of Gaussians, in float64: they add up where distributions are multiplied."""
+
+    precision: Tensor
+    """Of every weight, or the matrix of every block."""
+    shift: Tensor
+    """Precision times mean, in the shape of the weights."""
+
+    def __add__(self, other: "Natural") -> "Natural":
+        return Natural(self.precision + other.precision, self.shift + other.shift)
+
+    def __sub__(self, other: "Natural") -> "Natural":
+        return Natural(self.precision - other.precision, self.shift - other.shift)
 
 
 class Family(nn.Module, ABC):
@@ -79,6 +98,15 @@ class Family(nn.Module, ABC):
         """Mean and variance of every weight given the draw's latent, or None where weights are then correlated."""
         del draw
         return None
+
+    def natural(self) -> Natural | None:
+        """What adds up where beliefs are multiplied, or None where the family has no such thing."""
+        return None
+
+    @classmethod
+    def from_natural(cls, natural: Natural) -> Self:
+        """The inverse of ``natural``; a BeliefError where no distribution of this family has these parameters."""
+        raise BeliefError(f"{cls.__name__} beliefs have no natural parameters")
 
 
 FamilyT = TypeVar("FamilyT", bound=Family)

@@ -30,6 +30,21 @@ def factor(lower: Tensor, log_diagonal: Tensor) -> Tensor:
     return log_diagonal.exp().unsqueeze(-1) * unit  # [B..., K, K]
 
 
+def parts_of(lower_factor: Tensor) -> tuple[Tensor, Tensor]:
+    """The inverse of ``factor``: M below its diagonal, and log d."""
+    diagonal = lower_factor.diagonal(dim1=-2, dim2=-1)
+    rows, columns = below_diagonal(lower_factor.shape[-1], lower_factor.device)
+    return (lower_factor / diagonal.unsqueeze(-1))[..., rows, columns], diagonal.log()
+
+
+def factor_of_inverse(matrix: Tensor) -> Tensor:
+    """The L of A⁻¹ = L Lᵀ in each block, not a number where A is not positive definite."""
+    # Read backwards, A = U Uᵀ with U upper triangular, and then L = U⁻ᵀ: no inverse is ever factorised.
+    backwards, failed = torch.linalg.cholesky_ex(matrix.flip(-2, -1))
+    found = inverse(backwards.flip(-2, -1).mT)
+    return torch.where((failed > 0)[..., None, None], torch.nan, found)
+
+
 def inverse(lower_factor: Tensor) -> Tensor:
     """L⁻¹ of each block."""
     identity = torch.eye(lower_factor.shape[-1], dtype=lower_factor.dtype, device=lower_factor.device)

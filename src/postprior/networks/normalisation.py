@@ -1,6 +1,6 @@
 """Running statistics as exact moments of everything seen, however it was cut into parts and batches."""
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +15,9 @@ BATCHED_AXES: dict[type[nn.Module], int] = {nn.InstanceNorm1d: 3, nn.InstanceNor
 
 Layers = Mapping[str, _NormBase]
 """Layers with running statistics, by name."""
+
+Kept = tuple[int, Tensor, Tensor]
+"""How much stands behind running statistics, and their mean and variance as the layer keeps them."""
 
 
 @dataclass(frozen=True)
@@ -122,17 +125,48 @@ def accumulate(layers: Layers, counts: Mapping[str, int], seen: Mapping[str, Any
         layer, count = layers[name], counts.get(name, 0)
         assert layer.running_mean is not None
         assert layer.running_var is not None
-        # As torch does, a batch layer keeps the variance divided by one less than the count.
-        pooled = isinstance(new, Moments)
-        total = new
-        if count:
-            old_variance = layer.running_var.double() * ((count - 1) / count if pooled else 1)
-            total = type(new)(count, layer.running_mean.double(), old_variance) + new
-        unbias = total.count / max(total.count - 1, 1) if pooled else 1
-        layer.running_mean.copy_(total.mean)
-        layer.running_var.copy_(total.variance * unbias)
+        total = _kept(layer, count, layer.running_mean, layer.running_var) + new if count else new
+        mean, variance = _running(total)
+        layer.running_mean.copy_(mean)
+        layer.running_var.copy_(variance)
         after[name] = total.count
     return after
+
+
+def combined(layer: _NormBase, plus: Sequence[Kept], minus: Sequence[Kept]) -> Kept:
+    """The running statistics of all that ``plus`` saw, without what ``minus`` did: moments add up and come off."""
+    terms = [(1, kept) for kept in plus] + [(-1, kept) for kept in minus]
+    signed = [(sign, _kept(layer, *kept)) for sign, kept in terms if kept[0]]
+    count = sum(sign * moments.count for sign, moments in signed)
+    if not count:
+        return 0, plus[0][1], plus[0][2]
+    # About one of the means, since squares of the values themselves would leave few digits of a small variance.
+    centre = signed[0][1].mean
+    shares = [(sign * moments.count / count, moments) for sign, moments in signed]
+    gaps = [moments.mean - centre for _, moments in shares]
+    gap = _sum(share * each for (share, _), each in zip(shares, gaps, strict=True))
+    variance = _sum(share * moments.variance for share, moments in shares)
+    if isinstance(signed[0][1], Averages):
+        return count, *_running(Averages(count, centre + gap, variance))
+    spread = _sum(share * each.square() for (share, _), each in zip(shares, gaps, strict=True))
+    return count, *_running(Moments(count, centre + gap, (variance + spread - gap.square()).clamp_min(0)))
+
+
+def _sum(tensors: Iterable[Tensor]) -> Tensor:
+    return torch.stack(list(tensors)).sum(0)
+
+
+def _kept(layer: _NormBase, count: int, mean: Tensor, variance: Tensor) -> Any:
+    """What stands behind running statistics; as torch does, a batch layer keeps the variance over one less."""
+    if isinstance(layer, _InstanceNorm):
+        return Averages(count, mean.double(), variance.double())
+    return Moments(count, mean.double(), variance.double() * ((count - 1) / count))
+
+
+def _running(total: Moments | Averages) -> tuple[Tensor, Tensor]:
+    """The inverse of ``_kept``."""
+    unbias = total.count / max(total.count - 1, 1) if isinstance(total, Moments) else 1
+    return total.mean, total.variance * unbias
 
 
 @torch.no_grad()
