@@ -14,14 +14,14 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import torch
 from torch import Tensor
 from torch.export import Dim, ExportedProgram
 
-from postprior.errors import MissingExtraError, NetworkError, PostpriorError, SettingError, StoreError
+from postprior.errors import MissingExtraError, NetworkError, PostpriorError, SettingError
 from postprior.serving.baked import Baked
+from postprior.store.files import appearing
 
 Example = Tensor | Sequence[Tensor]
 """The input, or the inputs in the order in which the module takes them; the first axis of each counts examples."""
@@ -53,7 +53,7 @@ def to_onnx(module: Baked, path: str | os.PathLike[str], example: Example, *, ab
         assert converted is not None
     _tidy(converted.model.graph)
     converted.model.metadata_props.update({f"postprior.{key}": value for key, value in _about(module, about).items()})
-    with _appearing(Path(path)) as temporary, _explained("ONNX"):
+    with appearing(Path(path)) as temporary, _explained("ONNX"):
         converted.save(temporary, external_data=False)
         session = onnxruntime.InferenceSession(temporary, providers=["CPUExecutionProvider"])
 
@@ -79,7 +79,7 @@ def to_torch_export(module: Baked, path: str | os.PathLike[str], example: Exampl
     program.example_inputs = None  # they would be in the file, as a pickle
     file = io.BytesIO()
     extra = {"postprior.json": json.dumps(_about(module, about), sort_keys=True)}
-    with _appearing(Path(path)) as temporary, _tracing(), _explained("torch.export"):
+    with appearing(Path(path)) as temporary, _tracing(), _explained("torch.export"):
         torch.export.save(program, file, extra_files=extra)
         temporary.write_bytes(file.getbuffer())
         _check_parity(module, torch.export.load(io.BytesIO(temporary.read_bytes())).module(), inputs)
@@ -208,20 +208,3 @@ def _tracing() -> Generator[None]:
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
         logger.setLevel(level)
-
-
-@contextmanager
-def _appearing(path: Path) -> Generator[Path]:
-    """A temporary name that becomes ``path`` once all inside went well, and is removed otherwise."""
-    temporary = path.with_name(f".{uuid4().hex}.{path.name}")
-    try:
-        yield temporary
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        if isinstance(error, PostpriorError):
-            raise
-        raise StoreError(f"{path} cannot be written: {error}; what stood there before still stands") from error
-    finally:
-        temporary.unlink(missing_ok=True)

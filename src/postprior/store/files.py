@@ -42,6 +42,18 @@ def staged(folder: Path) -> Generator[Path]:
         shutil.rmtree(own, ignore_errors=True)
 
 
+@contextmanager
+def appearing(path: Path) -> Generator[Path]:
+    """A path for a file that becomes ``path`` once all inside went well, in a folder that is there."""
+    if not path.parent.is_dir():
+        raise StoreError(f"{path} cannot be written: there is no folder {path.parent}; make it first")
+    with naming(path), staged(path.parent) as temporary:
+        yield temporary
+        sync(temporary)
+        temporary.replace(path)
+        sync(path.parent)
+
+
 def sync(path: Path) -> None:
     """Brings a file, or the names in a folder, to the disk."""
     handle = os.open(path, os.O_RDONLY)
