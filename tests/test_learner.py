@@ -232,5 +232,5 @@ def test_the_public_names_are_what_they_say() -> None:
 def test_importing_brings_nothing_heavy() -> None:
     code = "import sys, postprior; print([n for n in ('torch', 'rich', 'sklearn', 'matplotlib') if n in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
-    code = "import sys; from postprior import Learner; print([n for n in ('torchmetrics', 'sklearn', 'matplotlib', 'typer') if n in sys.modules])"  # noqa: E501
+    code = "import sys; from postprior import Learner; print([n for n in ('torchmetrics', 'sklearn', 'matplotlib', 'typer', 'rich') if n in sys.modules])"  # noqa: E501
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -5,10 +5,6 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as RichProgress
-
 from postprior.learning.training import Progress
 
 SECONDS_BETWEEN_LINES = 10.0
@@ -17,6 +13,11 @@ SECONDS_BETWEEN_LINES = 10.0
 @contextmanager
 def shown(title: str) -> Generator[Callable[[Progress], None]]:
     """Shows what it is told on standard error."""
+    # Brought in only where something is shown: it takes a tenth of the time that torch itself takes.
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as RichProgress
+
     console = Console(stderr=True)
     if console.is_terminal:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
