@@ -204,25 +204,47 @@ def test_a_coupling_is_inverted_and_both_ways_know_their_jacobian(size: int, dec
         assert log_det.abs() > 1e-2
 
 
-class Grid:
-    """Points that cover where the multipliers of a dense layer with two inputs may be."""
+def nearby() -> tuple[Multiplicative, Multiplicative]:
+    """Beliefs about a layer with two inputs, near enough to one another to keep the tails of an estimate short."""
+    q, p = multiplicative((3, 2), 1), multiplicative((3, 2), 2)
+    with torch.no_grad():
+        p.latent_log_sd.add_(0.7)
+        p.mu.lerp_(q.mu, 0.6)
+    return q, p
 
-    def __init__(self, q: Multiplicative, num: int = 90) -> None:
-        with torch.no_grad():
-            source = generator(0)
-            samples = torch.stack([q.draw(source).latent.flatten() for _ in range(3000)])
-        low, high = samples.amin(0), samples.amax(0)
-        low, high = low - 0.3 * (high - low), high + 0.3 * (high - low)
-        axes = [torch.linspace(float(a), float(b), num, dtype=torch.float64) for a, b in zip(low, high, strict=True)]
+
+class Grid:
+    """Points that cover where the two multipliers may be: out to where eight sd of the flow's base lead."""
+
+    def __init__(self, q: Multiplicative, num: int = 400) -> None:
+        base = (q.latent_mean + q.latent_log_sd.exp() * square(8, 120).view(-1, 1, 2)).detach()
+        reached = q._flow(base).detach().view(-1, 2)
+        ends = zip(reached.amin(0).tolist(), reached.amax(0).tolist(), strict=True)
+        axes = [torch.linspace(low, high, num, dtype=torch.float64) for low, high in ends]
         self.points = torch.cartesian_prod(*axes)
         self.cell = float((axes[0][1] - axes[0][0]) * (axes[1][1] - axes[1][0]))
 
     @torch.no_grad()
     def log_density(self, member: Multiplicative) -> Tensor:
-        return torch.stack([member.latent_log_density(z.view(1, 2)) for z in self.points])
+        """``latent_log_density`` of all points at once, which some of them are asked for one by one to confirm."""
+        vectors, log_det = self.points, torch.zeros(len(self.points), dtype=torch.float64)
+        for step in reversed(member._couplings()):
+            vectors, step_log_det = coupling.inverse(vectors, step.net(), decides_even=step.decides_even)
+            log_det = log_det + step_log_det
+        found = Normal(member.latent_mean.flatten(), member.latent_log_sd.exp().flatten()).log_prob(vectors).sum(1)
+        for i in range(0, len(vectors), len(vectors) // 50):
+            one = member.latent_log_density(self.points[i].view(1, 2))
+            torch.testing.assert_close(found[i] + log_det[i], one, rtol=1e-10, atol=1e-10)
+        return found + log_det
 
     def integral(self, values: Tensor) -> float:
         return float(values.sum()) * self.cell
+
+
+def square(width: float, num: int) -> Tensor:
+    """Points of a square around zero, [num * num, 2]."""
+    axis = torch.linspace(-width, width, num, dtype=torch.float64)
+    return torch.cartesian_prod(axis, axis)
 
 
 def test_the_flow_is_not_trivial() -> None:
@@ -233,25 +255,45 @@ def test_the_flow_is_not_trivial() -> None:
     assert float((dets[0] / dets[1]).log().abs()) > 0.05
 
 
-def test_the_estimate_is_unbiased_for_the_divergence_summed_over_a_grid() -> None:
-    q, p = multiplicative((3, 2), 1), multiplicative((3, 2), 2)
-    with torch.no_grad():
-        # Near enough to keep the tails of the estimate short.
-        p.latent_log_sd.add_(0.7)
-        p.mu.lerp_(q.mu, 0.6)
+def divergence_on_a_grid(q: Multiplicative, p: Multiplicative) -> tuple[float, float]:
+    """KL(q ‖ p) of weights and multipliers together, summed where the multipliers are; and its share in them alone."""
     grid = Grid(q)
     log_q, log_p = grid.log_density(q), grid.log_density(p)
-    assert grid.integral(log_q.exp()) == pytest.approx(1, abs=1e-3)
     with torch.no_grad():
         z = grid.points.unsqueeze(1)  # [G, 1, in]
         given = kl_divergence(Normal(z * q.mu, q.log_sd.exp()), Normal(z * p.mu, p.log_sd.exp())).sum((1, 2))
-        expected = grid.integral(log_q.exp() * (log_q - log_p + given))
+    both = grid.integral(log_q.exp() * (log_q - log_p + given))
+    return both, grid.integral(log_q.exp() * (log_q - log_p))
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_the_density_of_multipliers_integrates_to_one(seed: int) -> None:
+    q = multiplicative((3, 2), seed)
+    grid = Grid(q)
+    assert grid.integral(grid.log_density(q).exp()) == pytest.approx(1, abs=1e-8)
+
+
+@torch.no_grad()
+def test_the_row_of_the_flow_averages_to_the_divergence_on_a_grid() -> None:
+    # Our row is asked at multipliers that lie evenly in the flow's base, each with the base's own weight.
+    q, p = nearby()
+    white = square(7.5, 60)
+    shares = (-0.5 * white.square().sum(1)).exp()
+    latents = q._flow(q.latent_mean + q.latent_log_sd.exp() * white.view(-1, 1, 2))
+    rows = torch.stack([kl(q, p, Draw(q.mu, latent)) for latent in latents])
+    expected, _ = divergence_on_a_grid(q, p)
+    assert float((shares * rows).sum() / shares.sum()) == pytest.approx(expected, rel=1e-8)
+
+
+def test_the_estimate_is_unbiased_for_the_divergence_on_a_grid() -> None:
+    q, p = nearby()
+    expected, latent = divergence_on_a_grid(q, p)
+    with torch.no_grad():
         source = generator(3)
         estimates = torch.stack([kl(q, p, q.draw(source)) for _ in range(4000)])
     error = float(estimates.std()) / len(estimates) ** 0.5
     assert float(estimates.mean()) == pytest.approx(expected, abs=4 * error)
     # The parts that a wrong estimate could leave out are each far larger than the error allowed for.
-    latent = grid.integral(log_q.exp() * (log_q - log_p))
     assert min(latent, expected - latent) > 10 * error
 
 
