@@ -13,7 +13,8 @@ from postprior.store import beliefs
 from postprior.store.audit import DRAFTS, STORE, Problem, audit
 from postprior.store.backends import Backend
 from postprior.store.files import Lock
-from postprior.store.journal import Entry, Journal
+from postprior.store.journal import BEGUN, LAST, Entry, Journal, only_begun
+from postprior.store.journal import FOLDER as JOURNAL
 from postprior.store.remote import backend_at
 from postprior.store.sealed import FORMAT, check_name, damaged, plain, seal, stamp, unseal, unstamp
 
@@ -70,17 +71,19 @@ class Archive:
         """Make an empty store where nothing stands; ``recipe`` is what all its beliefs share, and never changes."""
         backend = backend_at(address)
         found = [name for name in backend.children("") if not name.startswith(".")]
-        if found:
+        if found and not (found == [JOURNAL] and only_begun(backend)):
             raise StoreError(f"{backend.address} is not empty, it holds {', '.join(found[:5])}: choose another place")
         content = {"format": FORMAT, "recipe": plain(recipe, "recipe"), "created": beliefs.now()}
-        if not backend.put(STORE, seal(content)):
-            raise StoreError(f"{backend.address} holds a store already: open it, or choose another place")
-        if backend.put(STORE, b"?"):
-            backend.remove(STORE)
+        backend.put(LAST, BEGUN)
+        if backend.put(LAST, b"?"):
+            backend.remove(LAST)
             raise StoreError(
                 f"{backend.address} takes a file where one stands (it ignores If-None-Match): there a writer could "
                 f"overwrite what another was promised; choose a server that honours conditional writes"
             )
+        # With this file there is a store: it comes last.
+        if not backend.put(STORE, seal(content)):
+            raise StoreError(f"{backend.address} holds a store already: open it, or choose another place")
         return cls.open(address)
 
     @classmethod
@@ -169,7 +172,7 @@ class Archive:
         base, steps = match[1], match[2]
         id = self._named(base)
         for step in range(0 if steps is None else int(steps or 1)):
-            parent = self.manifest(id)["parent"]
+            parent = self.manifest(id).get("parent")
             if parent is None:
                 raise StoreError(f"{ref} is before the first belief: {base} has {step} before it, the first is {id}")
             id = parent

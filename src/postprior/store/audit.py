@@ -62,12 +62,9 @@ class _Audit:
 
     def entries(self, journal: Journal) -> dict[str, int]:
         """Read all entries; which of them acknowledged each belief."""
-        found, told = journal.sequences(), None
+        count, known = max(journal.sequences(), default=0), dict[int, Entry]()
         with self.of(LAST):
-            told = journal.told()
-            if told is None and len(found) > 1:
-                raise StoreError("is missing: the next entry writes it again")
-        count, known = max([told or 0, *found]), dict[int, Entry]()
+            count = max(count, journal.told())
         for sequence in range(1, count + 1):
             with self.of(name_of(sequence)):
                 known[sequence] = journal.read(sequence)

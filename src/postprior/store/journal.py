@@ -14,6 +14,8 @@ from postprior.store.sealed import check_id, check_name, damaged, plain, seal, u
 
 FOLDER, LAST = "journal", "journal/last.json"
 ENTRY = re.compile(r"[0-9]{8}\.json")
+BEGUN = seal({"sequence": 0})
+"""The hint before the first entry. There is one from the beginning: where it is missing, the journal was cut short."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,11 @@ def name_of(sequence: int) -> str:
     return f"{FOLDER}/{sequence:08d}.json"
 
 
+def only_begun(backend: Backend) -> bool:
+    """Whether there is no more of a journal than a process leaves that died while it made a store."""
+    return backend.children(FOLDER) == [LAST.rpartition("/")[2]] and backend.read(LAST) == BEGUN
+
+
 class Journal:
     """The entries of one store. Those once read are not read again, as no entry ever changes."""
 
@@ -46,11 +53,8 @@ class Journal:
 
     def last(self) -> Entry | None:
         """The newest entry, fresh from the disk, whatever the number of entries."""
-        told = self.told()
-        sequence = max(self.sequences(), default=0) if told is None else told
-        if sequence == 0:
-            return None
-        last = self.read(sequence)
+        sequence = self.told()
+        last = self.read(sequence) if sequence else None
         # The hint is written after the entry, so it may lag behind, by as much as there are writers.
         while (data := self._backend.read(name_of(sequence + 1))) is not None:
             sequence, previous = sequence + 1, last
@@ -97,13 +101,15 @@ class Journal:
         """One entry; what stands there is that one, unchanged."""
         return self._entry(sequence, self._backend.read(name_of(sequence)))
 
-    def told(self) -> int | None:
-        """The newest entry's number according to the hint, or None where there is none yet."""
+    def told(self) -> int:
+        """The newest entry's number according to the hint; 0 before the first."""
         data, where = self._backend.read(LAST), self._backend.where(LAST)
         if data is None:
-            return None
+            raise StoreError(
+                f"{where} is missing: the journal may be cut short; restore it from a copy, an old one does as well"
+            )
         sequence = unseal(data, where).get("sequence")
-        if not isinstance(sequence, int) or sequence < 1:
+        if not isinstance(sequence, int) or sequence < 0:
             raise damaged(where, f"'sequence' is {sequence!r:.20}, expected the number of an entry")
         return sequence
 

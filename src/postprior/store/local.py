@@ -4,7 +4,7 @@ import errno
 import os
 import shutil
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import final
 
@@ -69,12 +69,11 @@ class LocalBackend(Backend):
     def staged(self) -> Generator[Path]:
         with naming(self.address):
             self._root.mkdir(parents=True, exist_ok=True)
-        claim = self.claim()
-        try:
-            with staged(self._root) as path:
-                yield path
-        finally:
-            claim.release()
+        with ExitStack() as stack:
+            stack.callback(self.claim().release)
+            with naming(self.address):
+                path = stack.enter_context(staged(self._root))
+            yield path
 
     @contextmanager
     def fetched(self, name: str) -> Generator[Path]:

@@ -86,7 +86,7 @@ def plain(value: Any, where: str) -> Any:
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): plain(item, f"{where}.{key}") for key, item in value.items()}
+        return {plain(str(key), where): plain(item, f"{where}.{key}") for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item, where) for item in value]
     raise StoreError(f"{where} is of type {type(value).__name__}, expected text, numbers, lists and dictionaries")
