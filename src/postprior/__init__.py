@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from postprior.networks.belief import Belief as Belief
     from postprior.networks.convert import bayesianize as bayesianize
     from postprior.networks.convert import first_belief as first_belief
+    from postprior.pipeline.absorbing import Outcome as Outcome
+    from postprior.pipeline.predictions import Predictions as Predictions
+    from postprior.pipeline.store import Store as Store
 
 _HOMES = {
     "FAMILIES": "postprior.families",
@@ -44,12 +47,15 @@ _HOMES = {
     "Gaussian": "postprior.learning.likelihoods",
     "Learner": "postprior.learner",
     "Likelihood": "postprior.learning.likelihoods",
+    "Outcome": "postprior.pipeline.absorbing",
     "Part": "postprior.batch",
     "Poisson": "postprior.learning.likelihoods",
     "PostpriorError": "postprior.errors",
     "Prediction": "postprior.learning.predict",
+    "Predictions": "postprior.pipeline.predictions",
     "Score": "postprior.learning.predict",
     "Settings": "postprior.learning.settings",
+    "Store": "postprior.pipeline.store",
     "Update": "postprior.learning.absorb",
     "absorb": "postprior.learning.absorb",
     "as_inputs": "postprior.data.parts",

@@ -25,12 +25,15 @@ ONNX_TYPES = {"float": "float32", "double": "float64", "float16": "float16", "bo
 class Tracker(Protocol):
     """Is told of every part once it is learned. It keeps nothing that the store needs: it may fail, or forget."""
 
+    takes_models: bool
+    """Whether it has a use for exported beliefs, which cost time to write."""
+
     def log(
         self, step: int, params: Mapping[str, Any], metrics: Mapping[str, float], *, model: Path | None = None
     ) -> None:
         """Part number ``step`` was learned with ``params``, and scored ``metrics``.
 
-        ``model`` is the belief as ``export.to_onnx`` wrote it, for trackers that can serve one.
+        ``model`` is the belief as ``export.to_onnx`` wrote it, for a tracker that takes models, if it passed its gate.
         """
         ...
 
@@ -41,6 +44,8 @@ class TensorBoard:
 
     >>> TensorBoard("runs/digits").log(1, {"epochs": 20}, {"held_out/nll": 0.41})
     """
+
+    takes_models = False
 
     def __init__(self, folder: str | Path) -> None:
         self._folder = str(folder)
@@ -71,6 +76,8 @@ class MLflow:
         >>> tracker = MLflow("digits", tracking_uri="sqlite:///mlflow.db", model_name="digits")
         >>> tracker.log(1, {"epochs": 20}, {"held_out.nll": 0.41}, model=Path("model.onnx"))
     """
+
+    takes_models = True
 
     def __init__(
         self,

@@ -1,0 +1,1 @@
+"""The update pipeline: a store, its verbs, and what they decide."""

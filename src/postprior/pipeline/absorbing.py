@@ -1,0 +1,297 @@
+"""One part is learned, judged and recorded; what is interrupted on the way can be taken up again."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any
+from uuid import uuid4
+
+from torch import nn
+
+from postprior.batch import Part
+from postprior.data.encoding import Encoding
+from postprior.errors import (
+    BeliefError,
+    DataError,
+    DivergedError,
+    NetworkError,
+    PartError,
+    SettingError,
+    StoreError,
+)
+from postprior.learning.absorb import Update, absorb
+from postprior.learning.checkpoint import Checkpointing, Saved
+from postprior.learning.training import Progress
+from postprior.networks.belief import Belief
+from postprior.pipeline import drafts
+from postprior.pipeline.drafts import Intent
+from postprior.pipeline.gate import Verdict, judge, parse
+from postprior.pipeline.incoming import Incoming, Overlap, address_of, encoding_for, raw_data, receive
+from postprior.pipeline.lineage import Manifest, ancestry, counted_parts, family_tree
+from postprior.pipeline.measures import measure, some
+from postprior.pipeline.recipe import Recipe, beginning, described, plain_settings
+from postprior.pipeline.surprise import MOST, Surprise, surprises
+from postprior.serving.card import model_card
+from postprior.store.archive import Archive
+
+HEAD, CHAMPION, CANDIDATE = "head", "champion", "candidate"
+
+BEFORE_SAMPLES = 10
+HELDOUT_SAMPLES = 100
+
+HOPELESS = (PartError, DivergedError, SettingError, BeliefError, NetworkError, DataError)
+"""What goes wrong again if it is tried again: nothing is left to resume."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What a user asks of an absorption; data are addresses, or whatever ``as_part`` takes."""
+
+    data: Any
+    part: str | None
+    evaluate: Any
+    gate: str | None
+    repeat: bool
+    onto: str
+    alias: str
+    promote: bool
+    settings: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        if self.gate is not None:
+            parse(self.gate)
+            if self.evaluate is None:
+                raise SettingError(f"gate {self.gate!r} needs data to judge by: give --evaluate, which is not learned")
+
+    def intent(self, incoming: Incoming) -> Intent:
+        """What is kept of it while it is carried out."""
+        return Intent(
+            token=uuid4().hex,
+            data=address_of(self.data),
+            part=incoming.name,
+            fingerprint=incoming.hashed.fingerprint.digest,
+            onto=self.onto,
+            alias=self.alias,
+            promote=self.promote,
+            judged=self.evaluate is not None,
+            evaluate=address_of(self.evaluate),
+            gate=self.gate,
+            repeat=self.repeat,
+            settings=self.settings,
+        )
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What an absorption works with."""
+
+    archive: Archive
+    recipe: Recipe
+    network: nn.Module
+    """As it was before any part."""
+    progress: Callable[[Progress], None] | None = None
+    checkpointing: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """``every_seconds`` and ``stop`` of a ``Checkpointing``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """What was measured and judged."""
+
+    before: Mapping[str, float]
+    """Measures of the new part under the old belief."""
+    after: Mapping[str, float] | None
+    """Measures of the held-out data under the new belief."""
+    verdict: Verdict | None
+    surprises: tuple[Surprise, ...]
+    overlaps: tuple[Overlap, ...]
+    update: Update | None
+    """None where a process did it all, and died before it could say so."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome(Findings):
+    """What came of one absorption."""
+
+    belief: str
+    part: str
+    promoted: bool
+    """Whether the belief became the champion."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether no gate stopped it."""
+        return self.verdict is None or self.verdict.passed
+
+
+def begin(tools: Tools, asked: Asked) -> Outcome:
+    """Absorb a part that is new; the store is to be locked meanwhile."""
+    drafts.refuse_unfinished(tools.archive)
+    known = counted_parts(family_tree(tools.archive, asked.onto), asked.onto)
+    incoming = receive(asked.data, asked.part, tools.recipe, list(known.values()), asked.repeat)
+    intent = asked.intent(incoming)
+    tools.archive.drop_drafts()  # of an absorption that ended, by a process that died before it had cleared up
+    drafts.write_intent(tools.archive, intent)
+    return _carry_out(tools, intent, incoming, asked.evaluate, None)
+
+
+def resume(tools: Tools, data: Any = None, evaluate: Any = None) -> Outcome:
+    """Go on with the absorption that was interrupted; what was handed over as arrays must be handed over again."""
+    archive = tools.archive
+    intent = drafts.read_intent(archive)
+    if intent is None:
+        raise StoreError(f"{archive.address}: there is nothing to resume: no absorption was interrupted")
+    if done := _acknowledged(archive, intent):
+        archive.drop_drafts()
+        return done
+    data, evaluate = (
+        data if intent.data is None else intent.data,
+        evaluate if intent.evaluate is None else intent.evaluate,
+    )
+    if data is None or (intent.judged and evaluate is None):
+        raise SettingError(f"part {intent.part} or its held-out data was handed over as arrays: hand it over again")
+    known = counted_parts(family_tree(archive, intent.onto), intent.onto)
+    incoming = receive(data, intent.part, tools.recipe, list(known.values()), intent.repeat)
+    if incoming.hashed.fingerprint.digest != intent.fingerprint:
+        raise StoreError(
+            f"{intent.data or 'the data'} holds other examples than when part {intent.part} was begun: put them back, "
+            "or give the absorption up with --discard"
+        )
+    return _carry_out(tools, intent, incoming, evaluate, drafts.read_checkpoint(archive))
+
+
+def _carry_out(tools: Tools, intent: Intent, incoming: Incoming, evaluate: Any, checkpoint: Saved | None) -> Outcome:
+    try:
+        outcome = _learn(tools, intent, incoming, evaluate, checkpoint)
+    except HOPELESS:
+        tools.archive.drop_drafts()
+        raise
+    tools.archive.drop_drafts()
+    return outcome
+
+
+def _learn(tools: Tools, intent: Intent, incoming: Incoming, evaluate: Any, checkpoint: Saved | None) -> Outcome:
+    archive, recipe = tools.archive, tools.recipe
+    encoding = encoding_for(incoming.raw, recipe, archive.manifest(intent.onto)["encoding"])
+    part = encoding.part(incoming.raw)
+    # Read before anything is learned: a held-out file that is missing must not cost a night.
+    held = encoding.part(raw_data(evaluate, recipe, labelled=True)) if intent.judged else None
+    prior = archive.belief(intent.onto).to(next(tools.network.parameters()).device)
+    network = beginning(tools.network, recipe, prior)
+    likelihood = recipe.make_likelihood()
+    before = measure(network, prior, some(part, recipe.seed), likelihood, num_samples=BEFORE_SAMPLES, seed=recipe.seed)
+    keep = partial(drafts.write_checkpoint, archive)
+    posterior, update = absorb(
+        network,
+        prior=prior,
+        part=part,
+        likelihood=likelihood,
+        settings=recipe.settings_with(intent.settings),
+        seed=recipe.seed,
+        progress=tools.progress,
+        checkpointing=Checkpointing(save=keep, resume_from=checkpoint, **tools.checkpointing),
+    )
+    after, verdict = _judged(tools, intent, network, posterior, held)
+    past = [manifest["metrics"]["before"] for manifest in _absorptions(archive, intent.onto)]
+    findings = Findings(
+        before=before,
+        after=after,
+        verdict=verdict,
+        surprises=tuple(surprises(before, past)),
+        overlaps=incoming.overlaps,
+        update=update,
+    )
+    manifest = _manifest(recipe, intent, incoming, encoding, findings)
+    id = archive.put(posterior.to("cpu"), manifest, model_card(manifest))
+    promoted = _record(archive, intent, id, verdict)
+    return Outcome(belief=id, part=intent.part, promoted=promoted, **vars(findings))
+
+
+def _judged(
+    tools: Tools, intent: Intent, network: nn.Module, posterior: Belief, held: Part | None
+) -> tuple[dict[str, float] | None, Verdict | None]:
+    if held is None:
+        return None, None
+    recipe, archive = tools.recipe, tools.archive
+
+    def ask(belief: Belief) -> dict[str, float]:
+        likelihood = recipe.make_likelihood()
+        return measure(network, belief, held, likelihood, num_samples=HELDOUT_SAMPLES, seed=recipe.seed)
+
+    after = ask(posterior)
+    if intent.gate is None:
+        return after, None
+    champion: dict[str, float] = {}
+    if any(condition.relative for condition in parse(intent.gate)):
+        reigning = archive.belief(archive.state().aliases[CHAMPION])
+        champion = ask(reigning.to(next(network.parameters()).device))
+    return after, judge(intent.gate, after, champion)
+
+
+def _absorptions(archive: Archive, id: str) -> list[Manifest]:
+    """The newest ancestors that learned a part."""
+    found: list[Manifest] = []
+    for _, manifest in ancestry(archive, id):
+        found += [manifest] if manifest["kind"] == "absorb" else []
+        if len(found) == MOST:
+            break
+    return found
+
+
+def _record(archive: Archive, intent: Intent, id: str, verdict: Verdict | None) -> bool:
+    """The acknowledgement: after this the belief is there for good, before it nothing has happened."""
+    moves, expect = {CANDIDATE: id}, dict[str, str | None]()
+    passed = verdict is None or verdict.passed
+    promoted = passed and intent.promote and intent.alias == HEAD
+    if passed:
+        moves[intent.alias] = id
+    if promoted:
+        moves[CHAMPION] = id
+    if intent.alias == HEAD:
+        expect[HEAD] = intent.onto
+    about = {"part": intent.part, "intent": intent.token, "promoted": promoted, "passed": passed}
+    archive.append("absorb", belief=id, moves=moves, expect=expect, about=about)
+    return promoted
+
+
+def _manifest(
+    recipe: Recipe, intent: Intent, incoming: Incoming, encoding: Encoding, findings: Findings
+) -> dict[str, Any]:
+    assert findings.update is not None, "what was just learned has its report"
+    after, verdict, update = findings.after, findings.verdict, findings.update
+    return {
+        **described(recipe),
+        "kind": "absorb",
+        "parent": intent.onto,
+        "parents": [intent.onto],
+        "part": incoming.record(),
+        "forced": incoming.forced,
+        "overlaps": [asdict(overlap) for overlap in findings.overlaps],
+        "configuration": plain_settings(recipe.settings_with(intent.settings)),
+        "encoding": encoding.to_json(),
+        "metrics": {"before": dict(findings.before), "after": None if after is None else dict(after)},
+        "gate": verdict.to_json() if verdict else None,
+        "surprises": [asdict(each) for each in findings.surprises],
+        "update": {"data_term": update.data_term, "kl": update.kl, "steps": update.num_steps},
+        "seconds": update.seconds,
+    }
+
+
+def _acknowledged(archive: Archive, intent: Intent) -> Outcome | None:
+    """The outcome of an absorption that ended, though the process that did it died before it could say so."""
+    for entry in reversed(archive.entries()):
+        if entry.belief is None or entry.about.get("intent") != intent.token:
+            continue
+        manifest = archive.manifest(entry.belief)
+        return Outcome(
+            belief=entry.belief,
+            part=intent.part,
+            promoted=bool(entry.about["promoted"]),
+            before=manifest["metrics"]["before"],
+            after=manifest["metrics"]["after"],
+            verdict=Verdict(**manifest["gate"]) if manifest["gate"] else None,
+            surprises=tuple(Surprise(**each) for each in manifest["surprises"]),
+            overlaps=tuple(Overlap(**each) for each in manifest["overlaps"]),
+            update=None,
+        )
+    return None

@@ -1,0 +1,76 @@
+"""How a belief meets data with targets, as plain numbers by name."""
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from postprior.batch import IndexedPart, Part
+from postprior.learning import metrics
+from postprior.learning.likelihoods import Categorical, Likelihood
+from postprior.learning.predict import Prediction, predict, score
+from postprior.maths import seeds
+from postprior.networks.belief import Belief
+
+Measures = Mapping[str, float]
+
+MOST_EXAMPLES = 5_000
+"""A new part's score under the old belief is taken from so many examples at most: it is an estimate anyway."""
+
+BINS = 15
+
+
+def measure(
+    network: nn.Module, belief: Belief, part: Part, likelihood: Likelihood, *, num_samples: int, seed: int
+) -> dict[str, float]:
+    """Every measure that the likelihood has; those that are not finite are left out, as JSON knows none."""
+    found = score(network, belief, part, likelihood, num_samples=num_samples, seed=seed)
+    prediction = predict(network, belief, part, likelihood, num_samples=num_samples, seed=seed)
+    numbers = {"num_examples": float(found.num_examples), "nll": found.nll}
+    if found.accuracy is not None:
+        numbers["accuracy"] = found.accuracy
+    numbers |= _of_classes(prediction, part) if isinstance(likelihood, Categorical) else _of_numbers(prediction, part)
+    return {name: value for name, value in numbers.items() if math.isfinite(value)}
+
+
+def some(part: Part, seed: int) -> Part:
+    """The part, or a random choice of its examples where it is large and they can be chosen."""
+    count = len(part) if hasattr(part, "__len__") else 0  # pyright: ignore[reportArgumentType]
+    if count <= MOST_EXAMPLES or not isinstance(part, IndexedPart):
+        return part
+    return part.split(MOST_EXAMPLES, seeds.stream("cpu", seed, "some"))[1]
+
+
+def targets_of(part: Part) -> Tensor:
+    """All targets, in the part's own order."""
+    return torch.cat([batch.targets for batch in part.batches(1000) if batch.targets is not None])
+
+
+def reliability(probabilities: Tensor, labels: Tensor) -> list[tuple[float, float, int]]:
+    """Mean confidence, accuracy and number of the predictions in each bin of confidence that has any."""
+    confidence, guess = probabilities.max(1)
+    right = (guess == labels).double()
+    places = (confidence.double() * BINS).long().clamp(max=BINS - 1)
+    groups = [places == place for place in range(BINS)]
+    return [(float(confidence[g].mean()), float(right[g].mean()), int(g.sum())) for g in groups if g.any()]
+
+
+def _of_classes(prediction: Prediction, part: Part) -> dict[str, float]:
+    if prediction.mean.dim() != 2:
+        return {}
+    targets = targets_of(part)
+    labels = targets.long().cpu().reshape(len(prediction.mean))
+    numbers = {"ece": metrics.ece(prediction.mean, labels), "brier": metrics.brier(prediction.mean, labels)}
+    assert prediction.entropy is not None, "a categorical prediction has an entropy"
+    assert prediction.mutual_information is not None, "and knows how much of it is doubt about the weights"
+    entropy, information = float(prediction.entropy.mean()), float(prediction.mutual_information.mean())
+    share = {"epistemic_share": information / entropy} if entropy > 0 else {}
+    return {**numbers, "entropy": entropy, "mutual_information": information, **share}
+
+
+def _of_numbers(prediction: Prediction, part: Part) -> dict[str, float]:
+    targets = targets_of(part).cpu().reshape(prediction.mean.shape)
+    variance, epistemic = float(prediction.variance.mean()), float(prediction.epistemic_variance.mean())
+    share = {"epistemic_share": epistemic / variance} if variance > 0 else {}
+    return {"rmse": float((prediction.mean - targets).double().square().mean().sqrt()), **share}
