@@ -37,7 +37,8 @@ def _array(wanted: Wanted, archive: zipfile.ZipFile, name: str, member: zipfile.
                 f"{wanted.where}: array {name!r} holds Python objects, which could only be unpickled, and that can run "
                 "code; save numbers, or text as np.array(labels, str)"
             )
-        if stream.tell() + math.prod(shape) * dtype.itemsize != member.file_size:
+        # Text of no letters takes no bytes, so its header could claim any number of examples.
+        if not dtype.itemsize or stream.tell() + math.prod(shape) * dtype.itemsize != member.file_size:
             raise DataError(
                 f"{wanted.where}: array {name!r} should be {dtype} of shape {shape} by its header, which is not what "
                 f"{member.file_size:,} bytes hold; write it anew"

@@ -21,6 +21,8 @@ from postprior.data.published import missing_extra
 from postprior.data.tables import Array, Table, Wanted, no_examples
 from postprior.errors import PartError
 
+READABLE_NOTE = "a file with a readable note on its features"
+
 
 def arrow() -> Any:
     """The package pyarrow with the modules used here."""
@@ -37,10 +39,10 @@ def as_table(wanted: Wanted, table: Any, inputs: Sequence[str], target: str | No
     if table.num_rows == 0:
         raise no_examples(wanted.where)
     features = _features(wanted, table.schema)
-    taken = [_Column(wanted, name, _plain(table.column(name)), features.get(name, {})) for name in inputs]
+    taken = [_Column(wanted, name, _plain(wanted, table.column(name)), features.get(name, {})) for name in inputs]
     targets, classes = None, None
     if target is not None:
-        column = _Column(wanted, target, _plain(table.column(target)), features.get(target, {}))
+        column = _Column(wanted, target, _plain(wanted, table.column(target)), features.get(target, {}))
         targets, classes = column.targets()
     scalar = all(column.is_scalar() for column in taken)
     arrays = _stacked(wanted, taken) if scalar else {column.name: column.array() for column in taken}
@@ -77,7 +79,7 @@ class _Column:
                     "pad or cut the lists to one length"
                 )
             shape.append(int(lengths[0]))
-            values = pa.compute.list_flatten(values)
+            values = _plain(self.wanted, pa.compute.list_flatten(values))
         return self.numbers(values).reshape(self._rows(), *shape)
 
     def numbers(self, values: Any) -> Array:
@@ -86,7 +88,7 @@ class _Column:
         self._refuse_nothing(values)
         if _has_text(values):
             row = _first_text(values)
-            raise self._unexpected("a number", values, row, repr(values[row].as_py()))
+            raise self._unexpected("a number", values, row, f"{values[row].as_py()!r:.80}")
         if pa.types.is_boolean(values.type):
             values = values.cast(pa.uint8())
         elif pa.types.is_decimal(values.type):
@@ -98,10 +100,14 @@ class _Column:
     def targets(self) -> tuple[Array, tuple[str, ...] | None]:
         """Numbers or names, and all names there are where the dataset declares them."""
         if self.feature.get("_type") == "ClassLabel" and self.is_scalar():
-            return self._labels([str(name) for name in self.feature["names"]])
+            with self.wanted.decoding(READABLE_NOTE):
+                names = [str(name) for name in self.feature["names"]]
+            return self._labels(names)
         if not _has_text(self.values):
             return self.array(), None
         self._refuse_nothing(self.values)
+        longest = arrow().compute.max(arrow().compute.utf8_length(self.values)).as_py()
+        self.wanted.check_size(4 * longest * self._rows(), f"{self._rows():,} names")  # numpy gives all the same room
         names = np.array(self.values.to_pylist(), str)
         if (names == "").any():
             raise self._unexpected("a name", self.values, int((names == "").argmax()), "nothing")
@@ -109,11 +115,11 @@ class _Column:
 
     def _labels(self, names: Sequence[str]) -> tuple[Array, tuple[str, ...]]:
         numbers = self.numbers(self.values)
-        bad = (numbers < 0) | (numbers >= len(names))
+        bad = ~np.isin(numbers, np.arange(len(names)))
         if bad.any():
             row = int(bad.argmax())
             raise self._unexpected(f"a class from 0 to {len(names) - 1}", self.values, row, str(numbers[row]))
-        return np.array(names, str)[numbers], tuple(names)
+        return np.array(names, str)[numbers.astype(np.int64)], tuple(names)
 
     def _has_pictures(self) -> bool:
         return self.feature.get("_type") == "Image" and arrow().types.is_struct(self.values.type)
@@ -158,16 +164,25 @@ def _features(wanted: Wanted, schema: Any) -> Mapping[str, Any]:
     note = (schema.metadata or {}).get(b"huggingface")
     if note is None:
         return {}
-    with wanted.decoding("a file with a readable note on its features"):
-        return dict(json.loads(note)["info"]["features"])
+    with wanted.decoding(READABLE_NOTE):
+        features = dict[str, Any](json.loads(note)["info"]["features"])
+    # Older versions note a column of lists as a list.
+    return {name: feature for name, feature in features.items() if isinstance(feature, dict)}
 
 
-def _plain(column: Any) -> Any:
+def _plain(wanted: Wanted, column: Any) -> Any:
     """The column without what only says how it is stored."""
     pa = arrow()
     if isinstance(column.type, pa.BaseExtensionType):
         column = pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
-    return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
+    if not pa.types.is_dictionary(column.type):
+        return column
+    kind = column.type.value_type
+    if _is_text(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+        lengths = [pa.compute.max(pa.compute.binary_length(chunk.dictionary)).as_py() or 0 for chunk in chunks]
+        wanted.check_size(max(lengths) * len(column), f"{len(column):,} texts")
+    return column if pa.types.is_nested(kind) else column.cast(kind)
 
 
 def _has_lists(values: Any) -> bool:
@@ -176,8 +191,12 @@ def _has_lists(values: Any) -> bool:
 
 
 def _has_text(values: Any) -> bool:
+    return _is_text(values.type)
+
+
+def _is_text(kind: Any) -> bool:
     types = arrow().types
-    return types.is_string(values.type) or types.is_large_string(values.type)
+    return types.is_string(kind) or types.is_large_string(kind)
 
 
 def _first_text(values: Any) -> int:

@@ -22,6 +22,7 @@ References:
 import base64
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -41,6 +42,8 @@ SKETCH_SIZE = 512
 """Part of the format: a sketch of fewer hashes is known to be complete."""
 
 HASH_BYTES = 16
+
+KNOWN_TO_NUMPY = (torch.float16, torch.float32, torch.float64)
 
 BLOCK = 1 << 20
 """Bytes that are laid side by side at a time."""
@@ -126,7 +129,15 @@ def _of_table(table: Table) -> Iterator[bytes]:
 
 def _of_part(part: Part) -> Iterator[bytes]:
     for batch in part.batches(1000):
-        yield from _digests(_inputs(batch), None if batch.targets is None else _array("targets", batch.targets))
+        inputs = _inputs(batch)
+        targets = None if batch.targets is None else _array("targets", batch.targets)
+        lengths = {
+            name: len(array) for name, array in (inputs | ({} if targets is None else {"targets": targets})).items()
+        }
+        if len(set(lengths.values())) > 1:
+            found = ", ".join(f"{length} {name}" for name, length in lengths.items())
+            raise PartError(f"a batch has {found}: expected as many of each; mend what makes the batches")
+        yield from _digests(inputs, targets)
 
 
 def _inputs(batch: Batch) -> dict[str, Array]:
@@ -140,7 +151,9 @@ def _array(name: str, value: Any) -> Array:
         found = f"{type(value).__name__} in a batch"
         raise PartError(f"{name}: expected a tensor of examples to make a fingerprint of, found {found}")
     value = value.detach().cpu()
-    return (value.view(torch.int16) if value.dtype == torch.bfloat16 else value).numpy()
+    if value.is_floating_point() and value.dtype not in KNOWN_TO_NUMPY:
+        value = value.view({1: torch.int8, 2: torch.int16}[value.element_size()])
+    return value.numpy()
 
 
 def _digests(inputs: Mapping[str, Array], targets: Array | None) -> Iterator[bytes]:
@@ -150,7 +163,9 @@ def _digests(inputs: Mapping[str, Array], targets: Array | None) -> Iterator[byt
         arrays["target"] = _canonical(_names_hashed(targets) if targets.dtype.kind == "U" else targets, is_target=True)
     kinds = [(name, array.dtype.str, array.shape[1:]) for name, array in arrays.items()]
     key = hashlib.blake2b(json.dumps(["postprior example 1", kinds]).encode()).digest()
-    width = sum(array[:1].nbytes for array in arrays.values())
+    width = sum(math.prod(array.shape[1:]) * array.itemsize for array in arrays.values())
+    if not width:
+        raise PartError("the examples of the part have no numbers in them, expected some; mend what gives the part")
     count, step = len(next(iter(arrays.values()))), max(1, BLOCK // width)
     for start in range(0, count, step):
         blocks = [array[start : start + step] for array in arrays.values()]

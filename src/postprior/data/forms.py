@@ -3,7 +3,7 @@
 Shapes: N examples, D features, C channels, B a batch, * the further axes of an example.
 """
 
-import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from postprior.batch import Part
+from postprior.batch import Batch, Part
 from postprior.data.tables import ALONE, Table, no_examples, quoted
 from postprior.errors import PartError, SettingError
 
@@ -80,10 +80,14 @@ def forms_of(data: Table | Part) -> dict[str, Form]:
     batch = next(iter(data.batches(2)), None)
     if batch is None or not len(batch):
         raise no_examples("the part")
+    return {name: Form(_kind_of_tensor(value), tuple(value.shape[1:])) for name, value in named_tensors(batch).items()}
+
+
+def named_tensors(batch: Batch) -> dict[str, Tensor]:
+    """The inputs that are tensors; those without a name are called by their place."""
     alone = len(batch.args) == 1 and not batch.kwargs
     inputs = {ALONE if alone else f"input {i}": value for i, value in enumerate(batch.args)} | dict(batch.kwargs)
-    tensors = {name: value for name, value in inputs.items() if isinstance(value, Tensor)}
-    return {name: Form(_kind_of_tensor(value), tuple(value.shape[1:])) for name, value in tensors.items()}
+    return {name: value for name, value in inputs.items() if isinstance(value, Tensor)}
 
 
 def check_forms(where: str, expected: Mapping[str, Form], found: Mapping[str, Form]) -> None:
@@ -114,4 +118,5 @@ def _kind_of_tensor(value: Tensor) -> Kind:
 
 
 def _is_finite(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
+    # math.isfinite fails on whole numbers that no float can hold.
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max

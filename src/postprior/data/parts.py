@@ -177,6 +177,8 @@ def _agreed_length(batch: Batch) -> int:
     for name, value in named:
         if not isinstance(value, Tensor) or value.dim() == 0:
             raise PartError(f"{name}: expected a tensor or array of examples, found {_described(value)}")
+        if value.layout != torch.strided:
+            raise PartError(f"{name} is a sparse tensor, whose examples cannot be taken by number; make it dense")
         lengths[name] = len(value)
     if len(set(lengths.values())) > 1:
         raise PartError(

@@ -52,6 +52,7 @@ class Table:
             found = f"{self.targets.dtype} of shape {self.targets.shape}"
             raise PartError(f"{self.where}: the targets are {found}, expected numbers, or one name an example")
         self._check_lengths()
+        self._check_names()
 
     def __len__(self) -> int:
         return len(next(iter(self.named_inputs().values())))
@@ -78,6 +79,18 @@ class Table:
         if hollow := [name for name, array in arrays.items() if array.size == 0]:
             raise PartError(
                 f"{self.where}: {hollow[0]} has shape {arrays[hollow[0]].shape}, expected some numbers in it"
+            )
+
+    def _check_names(self) -> None:
+        """Refuse what numpy takes for text and Unicode does not: no file could hold such a name."""
+        if self.targets is None or not self._has_names():
+            return
+        letters = np.require(self.targets, self.targets.dtype.newbyteorder("="), ["C"]).view(np.uint32)
+        bad = (letters > 0x10FFFF) | ((letters >= 0xD800) & (letters <= 0xDFFF))
+        if bad.any():
+            example = int(bad.argmax()) * len(self) // len(letters)
+            raise PartError(
+                f"{self.where}: the target of example {example} is no text in Unicode; write it anew in UTF-8"
             )
 
 

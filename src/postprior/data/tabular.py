@@ -46,9 +46,13 @@ def read_parquet(wanted: Wanted, file: IO[bytes]) -> Table:
         names = [name for name in parquet.schema_arrow.names if not name.startswith(PANDAS_INDEX)]
     inputs, target = wanted.choose(names)
     columns = [*inputs, *([] if target is None else [target])]
-    wanted.check_size(_declared_bytes(parquet.metadata, columns), "its columns")
     with wanted.decoding("Parquet"):
-        table = parquet.read(columns=columns)
+        leaves = _chosen(parquet.schema, columns)
+        wanted.check_size(_declared_bytes(parquet, leaves), "its columns")
+        # Read in this way, a text or picture that many rows share stays in memory once, as it is in the file.
+        once = [parquet.schema.column(leaf).path for leaf in leaves if _is_text(parquet.schema.column(leaf))]
+        table = pa.parquet.ParquetFile(file, read_dictionary=once).read(columns=columns)
+        table.validate(full=True)  # damage may leave places outside of a column, or bytes that are no text
     return as_table(wanted, table, inputs, target, "parquet")
 
 
@@ -62,9 +66,11 @@ def read_saved(wanted: Wanted, folder: Path) -> Table:
     if (folder / "dataset_dict.json").is_file():
         with wanted.decoding("a saved dataset"):
             splits = list(json.loads((folder / "dataset_dict.json").read_text(encoding="utf-8"))["splits"])
-        raise DataError(f"{folder} holds the splits {', '.join(splits)}; name one of them: {folder / splits[0]}")
+            raise DataError(f"{folder} holds the splits {', '.join(splits)}; name one of them: {folder / splits[0]}")
     table = _shards(wanted, folder)
-    inputs, target = wanted.choose(table.column_names)
+    with wanted.decoding("a saved dataset"):
+        names = [str(name) for name in table.column_names]
+    inputs, target = wanted.choose(names)
     return as_table(wanted, table, inputs, target, "saved dataset")
 
 
@@ -80,10 +86,10 @@ def _shards(wanted: Wanted, folder: Path) -> Any:
     batches, num_bytes = list[Any](), 0
     with wanted.decoding("a saved dataset"):
         for batch in (batch for name in names for batch in _batches(folder / name)):
+            batch.validate(full=True)  # the format lets a file point outside of itself
             batches.append(batch)
             num_bytes += batch.nbytes
             wanted.check_size(num_bytes, "the dataset")
-            batch.validate(full=True)  # the format lets a file point outside of itself
         if not batches:
             raise no_examples(wanted.where)
         return arrow().Table.from_batches(batches)
@@ -112,11 +118,24 @@ def _typed(text: Any) -> Any:
     return next((column for column in found if column is not None), trimmed)
 
 
-def _declared_bytes(metadata: Any, columns: Sequence[str]) -> int:
-    """What the columns take once they are read: runs of one value are stored in next to nothing."""
-    total = 0
-    for group in (metadata.row_group(i) for i in range(metadata.num_row_groups)):
-        for column in (group.column(i) for i in range(group.num_columns)):
-            if any(column.path_in_schema == name or column.path_in_schema.startswith(f"{name}.") for name in columns):
-                total += max(column.total_uncompressed_size, 8 * column.num_values)
+def _chosen(schema: Any, columns: Sequence[str]) -> list[int]:
+    """The numbers of the leaves of these columns, as Parquet calls what holds values."""
+    paths = [schema.column(leaf).path for leaf in range(len(schema))]
+    return [leaf for leaf, path in enumerate(paths) if any(path == c or path.startswith(f"{c}.") for c in columns)]
+
+
+def _declared_bytes(parquet: Any, leaves: Sequence[int]) -> int:
+    """What values of a fixed size take once they are read: a run of equal ones is stored in next to nothing."""
+    metadata, total = parquet.metadata, 0
+    for leaf in leaves:
+        column, count = parquet.schema.column(leaf), metadata.num_rows
+        if column.max_repetition_level:
+            # Where a damaged file cannot be read here, pyarrow ends the process: only lists make it worth that.
+            count = sum(metadata.row_group(i).column(leaf).num_values for i in range(metadata.num_row_groups))
+        total += count * max(8, column.length)
     return total
+
+
+def _is_text(column: Any) -> bool:
+    """Whether a leaf holds text or pictures, which are of any length."""
+    return column.physical_type == "BYTE_ARRAY" and column.logical_type.type != "DECIMAL"
