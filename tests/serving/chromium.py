@@ -1,6 +1,7 @@
 """Headless Chromium, spoken to over two pipes in its own DevTools protocol, so that no driver is needed."""
 
 import base64
+import fcntl
 import itertools
 import json
 import os
@@ -37,12 +38,13 @@ class Chromium:
             ),
             *(["--no-sandbox"] if os.geteuid() == 0 else []),  # which Chromium refuses to root
         ]
-        # It reads from handle 3 and writes to 4, whatever ours are called.
-        redirected = ["sh", "-c", f'exec "$0" "$@" 3<&{theirs[0]} 4>&{ours[1]}', FOUND, *options]
+        # It reads from handle 3 and writes to 4. Ours may be called that too, so they first get out of the way.
+        read, write = (fcntl.fcntl(handle, fcntl.F_DUPFD, 10) for handle in (theirs[0], ours[1]))
+        redirected = ["bash", "-c", f'exec "$0" "$@" 3<&{read} 4>&{write}', FOUND, *options]
         quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        self._process = subprocess.Popen(redirected, pass_fds=(theirs[0], ours[1]), **quiet)
-        os.close(theirs[0])
-        os.close(ours[1])
+        self._process = subprocess.Popen(redirected, pass_fds=(read, write), **quiet)
+        for handle in (theirs[0], ours[1], read, write):
+            os.close(handle)
         self._in, self._out = theirs[1], ours[0]
         self._rest = b""
         self._numbers = itertools.count(1)

@@ -45,7 +45,8 @@ def held_out(pictures: bool = True) -> HeldOut:
         Example(
             number=7 * i,
             truth=f"class {i % 3}",
-            guess=f"class {i % 2} 41%, class 2 38%",
+            guesses=((f"class {i % 2}", 0.41), ("class 2", 0.38)),
+            right=i % 2 == i % 3,
             doubt=1.6 - 0.02 * i,
             share=0.4,
             picture=png(6 * i) if pictures else None,

@@ -26,7 +26,10 @@ SURPRISES: tuple[tuple[str, str, Literal["before", "after"]], ...] = (
 """What parts are compared by, what it is called, and the color of its line."""
 
 FULLY_SHOWN = 30
-"""Events and examples of a long list that are open to view; the rest unfolds."""
+"""Events that are open to view; the rest unfolds."""
+
+WIDE_RANGE = 50.0
+"""Ratio of largest to least from which on values are drawn on a logarithmic axis, as the first part dwarfs the rest."""
 
 LOOKS = 8
 """Warnings at the top; the lineage has them all."""
@@ -98,7 +101,10 @@ class Example:
     number: int
     """Its place in the data, from 0."""
     truth: str
-    guess: str
+    guesses: tuple[tuple[str, float | None], ...]
+    """What was said, each with its probability where it has one; the most probable first."""
+    right: bool | None
+    """None where right and wrong mean nothing."""
     doubt: float
     """In the unit that ``HeldOut`` names."""
     share: float | None
@@ -209,6 +215,7 @@ class _Chart:
     title: str
     lines: list[_Line]
     limit: float | None = None
+    logarithmic: bool = False
 
     @property
     def sentence(self) -> str:
@@ -238,12 +245,16 @@ def _charts(report: Report, measures: Sequence[str]) -> list[_Chart]:
     surprises = [_Line(label, color, [part.surprise.get(name) for part in parts]) for name, label, color in SURPRISES]
     charts.append(_Chart("surprise", "Surprise, deviations", surprises, report.threshold))
     charts.append(_Chart("kl", "KL by part, nats", [_Line("KL", "after", [part.kl for part in parts])]))
-    drawn = [replace(chart, lines=[line for line in chart.lines if _has_any(line.values)]) for chart in charts]
-    return [chart for chart in drawn if chart.lines]
+    return [drawn for chart in charts if (drawn := _drawn(chart)).lines]
 
 
-def _has_any(values: Sequence[float | None]) -> bool:
-    return any(value is not None for value in values)
+def _drawn(chart: _Chart) -> _Chart:
+    """The chart without lines that have no value, and on the axis that suits its values."""
+    lines = [line for line in chart.lines if any(value is not None for value in line.values)]
+    values = [value for line in lines for value in line.values if value is not None]
+    wide = bool(values) and min(values) > 0 and max(values) / min(values) >= WIDE_RANGE
+    title = f"{chart.title} (logarithmic)" if wide else chart.title
+    return replace(chart, title=title, lines=lines, logarithmic=wide)
 
 
 def _policy(styles: Sequence[str], scripts: Sequence[str]) -> str:
@@ -303,7 +314,8 @@ def _day(time: str) -> str:
 
 def _said(measure: str) -> str:
     """A measure's name within a sentence."""
-    return measure.upper() if measure in ("nll", "ece", "rmse") else measure.removeprefix("num_").replace("_", " ")
+    known = {"nll": "NLL", "ece": "ECE", "rmse": "RMSE", "brier": "Brier score", "num_examples": "examples"}
+    return known.get(measure, measure.replace("_", " "))
 
 
 def _png(data: bytes) -> str:

@@ -15,6 +15,8 @@ const named = (number) => {
   return `${number}, ${name.length > LONGEST ? name.slice(0, LONGEST).join("") + "…" : name.join("")}`;
 };
 
+const powers = (_, splits) => splits.map((value) => (Math.abs(Math.log10(value) % 1) < 1e-6 ? value : null));
+
 function line({ label, color: role }, _, all) {
   return {
     label,
@@ -22,7 +24,7 @@ function line({ label, color: role }, _, all) {
     width: 2,
     dash: role === "before" && all.length > 1 ? [7, 3] : [],
     spanGaps: true,
-    points: { show: few, size: 7, fill: color("card") },
+    points: { show: few, size: 7, fill: color(role) },
     value: (_, value) => shown(value),
   };
 }
@@ -42,10 +44,10 @@ function draw(place) {
     width: place.clientWidth,
     height: 220,
     cursor: { sync: { key: "parts" } },
-    scales: { x: { time: false, range: (_, low, high) => [low - 0.5, high + 0.5] } },
+    scales: { x: { time: false, range: (_, low, high) => [low - 0.5, high + 0.5] }, y: chart.logarithmic ? { distr: 3 } : {} },
     axes: [
       { ...axis, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000], space: 36, size: 30 },
-      { ...axis, size: 58 },
+      { ...axis, size: 58, grid: chart.logarithmic ? { ...axis.grid, filter: powers } : axis.grid },
     ],
     series: [{ label: "part", value: (_, number) => named(number) }, ...series],
   };
