@@ -125,6 +125,8 @@ class Page:
         """What the reader's system says of itself."""
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", media=media, features=[scheme])
+        # The page is told of it before it is next drawn.
+        self.value("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
     def complaints(self) -> list[str]:
         """Everything on the console, uncaught errors and refusals of the content policy among it."""

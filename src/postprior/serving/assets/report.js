@@ -5,10 +5,12 @@ const root = document.documentElement;
 const numbers = parts.map((_, i) => i + 1);
 const few = parts.length <= 60;
 const LONGEST = 24;
+const STEPS = [0, 1, 2, 3, 4, 5].flatMap((power) => [1, 2, 5].map((digit) => digit * 10 ** power));
 let drawn = [];
 
 const color = (name) => getComputedStyle(root).getPropertyValue(`--${name}`).trim();
-const shown = (value) => (value == null ? "–" : String(Number(value.toPrecision(4))));
+const digits = new Intl.NumberFormat("en", { maximumSignificantDigits: 4 });
+const shown = (value) => (value == null ? "–" : digits.format(value));
 const named = (number) => {
   if (number == null) return "–";
   const name = [...parts[number - 1]];
@@ -16,6 +18,13 @@ const named = (number) => {
 };
 
 const powers = (_, splits) => splits.map((value) => (Math.abs(Math.log10(value) % 1) < 1e-6 ? value : null));
+const ofParts = (_, splits) => splits.map((value) => (value >= 1 && value <= parts.length ? value : null));
+
+const logarithmic = (grid) => ({
+  filter: powers,
+  grid: { ...grid, filter: powers },
+  values: (_, splits) => splits.map((value) => (value == null ? "" : shown(value))),
+});
 
 function line({ label, color: role }, _, all) {
   return {
@@ -31,7 +40,8 @@ function line({ label, color: role }, _, all) {
 
 function draw(place) {
   const chart = charts[place.dataset.chart];
-  const axis = { stroke: color("faint"), grid: { stroke: color("line"), width: 1 }, ticks: { show: false } };
+  const grid = { stroke: color("line"), width: 1 };
+  const axis = { stroke: color("faint"), grid, ticks: { show: false } };
   const series = chart.lines.map(line);
   const data = [numbers, ...chart.lines.map(({ values }) => values)];
   if (chart.limit !== null) {
@@ -44,10 +54,13 @@ function draw(place) {
     width: place.clientWidth,
     height: 220,
     cursor: { sync: { key: "parts" } },
-    scales: { x: { time: false, range: (_, low, high) => [low - 0.5, high + 0.5] }, y: chart.logarithmic ? { distr: 3 } : {} },
+    scales: {
+      x: { time: false, range: (_, low, high) => [low - 0.5, high + 0.5] },
+      y: chart.logarithmic ? { distr: 3 } : {},
+    },
     axes: [
-      { ...axis, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000], space: 36, size: 30 },
-      { ...axis, size: 58, grid: chart.logarithmic ? { ...axis.grid, filter: powers } : axis.grid },
+      { ...axis, filter: ofParts, grid: { ...grid, filter: ofParts }, incrs: STEPS, space: 36, size: 30 },
+      { ...axis, size: 58, ...(chart.logarithmic ? logarithmic(grid) : {}) },
     ],
     series: [{ label: "part", value: (_, number) => named(number) }, ...series],
   };
