@@ -107,7 +107,7 @@ class Example:
     """None where right and wrong mean nothing."""
     doubt: float
     """In the unit that ``HeldOut`` names."""
-    share: float | None
+    share: float
     """How much of the doubt is about the weights, and would go with more data."""
     picture: bytes | None = None
     """A PNG."""
