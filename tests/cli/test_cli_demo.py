@@ -9,7 +9,7 @@ import torch
 from typer.testing import CliRunner
 
 from postprior.cli.app import app
-from postprior.paper import digits
+from postprior.paper import digits, records
 
 
 def test_the_demo_writes_table_picture_and_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,6 +20,12 @@ def test_the_demo_writes_table_picture_and_numbers(tmp_path: Path, monkeypatch: 
     about = json.loads((tmp_path / "demo" / "digits.json").read_text())
     assert len(about["runs"]) == 2 * len(digits.NAMES)
     assert about["settings"]["FT"]["steps"] == 2
+    assert (about["command"], about["seeds"], about["shuffled"]) == ("postprior demo --seeds 1", [0], False)
+    assert about["commit"] == records.commit()
+    assert about["device"].startswith("cpu")
+    assert [(end["method"], end["num_parts"]) for end in about["endings"]] == [
+        (name, parts) for parts in (1, 10) for name in digits.NAMES.values()
+    ]
     assert (tmp_path / "demo" / "digits.png").read_bytes().startswith(b"\x89PNG")
     lines = (tmp_path / "demo" / "digits.md").read_text().splitlines()
     assert len(lines) == 2 + 8
@@ -33,6 +39,22 @@ def test_intervals_are_students() -> None:
     mean, half = digits.mean_and_interval([1.0, 2.0, 3.0, 4.0, 5.0])
     assert mean == 3.0
     assert half == pytest.approx(2.776445 * 2.5**0.5 / 5**0.5, rel=1e-6)
+    assert digits.mean_and_interval([1.5]) == (1.5, None)
+
+
+def test_endings_are_of_the_last_part_over_all_seeds() -> None:
+    runs = [
+        digits.Run("point", 2, seed, (0.1, accuracy), (9.0, 0.2), 0.05, seconds=2.0 * seed)
+        for seed, accuracy in ((0, 0.9), (1, 0.8))
+    ]
+    (end,) = digits.endings(runs)
+    half = 12.7062047 * 0.05 * 2**0.5 / 2**0.5
+    assert (end.method, end.num_parts, end.num_seeds) == ("FT", 2, 2)
+    assert end.accuracy == pytest.approx((0.85, half), rel=1e-6)
+    assert end.nll == pytest.approx((0.2, 0.0))
+    assert digits.row(end) == ("FT", "2", f"85.0 ± {100 * half:.1f}", "0.200 ± 0.000", "0.050 ± 0.000", "1.0")
+    (alone,) = digits.endings(runs[:1])
+    assert digits.row(alone) == ("FT", "2", "90.0", "0.200", "0.050", "0.0")
 
 
 def test_recorded_parts_and_shuffled_ones_share_the_test_images(monkeypatch: pytest.MonkeyPatch) -> None:

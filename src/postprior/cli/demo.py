@@ -50,10 +50,10 @@ def demo(
         for family, parts, seed in plan:
             title = f"{digits.NAMES[family]} in {parts} part{'s' * (parts > 1)}, seed {seed}"
             runs.append(digits.run(family, parts, seed, shuffled, lambda number, title=title: tell(title, number)))
-    _report(runs, shuffled, out)
+    _report(runs, seeds, shuffled, out)
 
 
-def _report(runs: "list[Run]", shuffled: bool, out: Path) -> None:
+def _report(runs: "list[Run]", seeds: int, shuffled: bool, out: Path) -> None:
     """Print the table; write it, the picture and all numbers."""
     from rich.console import Console
     from rich.table import Table
@@ -61,13 +61,16 @@ def _report(runs: "list[Run]", shuffled: bool, out: Path) -> None:
     from postprior.paper import digits
 
     table = Table(*digits.COLUMNS)
-    rows = digits.rows(runs)
+    endings = digits.endings(runs)
+    rows = [digits.row(end) for end in endings]
     for row in rows:
         table.add_row(*row)
     Console().print(table)
     lines = [digits.COLUMNS, ("---",) * len(digits.COLUMNS), *rows]
     (out / "digits.md").write_text("".join(f"| {' | '.join(line)} |\n" for line in lines))
-    about = {**digits.provenance(), "shuffled": shuffled, "runs": [asdict(run) for run in runs]}
+    command = f"postprior demo --seeds {seeds}{' --shuffled' if shuffled else ''}"
+    about = {"command": command, "seeds": list(range(seeds)), "shuffled": shuffled, **digits.provenance()}
+    about |= {"endings": [asdict(end) for end in endings], "runs": [asdict(run) for run in runs]}
     (out / "digits.json").write_text(json.dumps(about, indent=1) + "\n")
     digits.draw(runs, out / "digits.png")
     print(f"The picture is {out / 'digits.png'}; the numbers are digits.json and digits.md beside it.")

@@ -14,6 +14,7 @@ from postprior.learning import metrics
 from postprior.learning.settings import Settings
 from postprior.maths import seeds
 from postprior.networks.zoo import SmallConvNet
+from postprior.paper import records
 
 NUM_TEST = 500
 NAMES = {"point": "FT", "factorized": "FFG", "channelwise": "CFG", "multiplicative": "MNF"}
@@ -96,43 +97,67 @@ def provenance() -> dict[str, Any]:
     """What the runs were made with, for the record."""
     settings = {NAMES[family]: asdict(settings) for family, settings in SETTINGS.items()}
     return {
+        "commit": records.commit(),
         "prior_sd": PRIOR_SD,
         "settings": settings,
-        "device": "cpu",
+        "device": records.device_name("cpu"),
         "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
+        "versions": records.versions(),
     }
 
 
-def mean_and_interval(values: Sequence[float]) -> tuple[float, float]:
-    """The mean, and half the width of its 95% interval by Student's t; nan for a single value."""
+def mean_and_interval(values: Sequence[float]) -> tuple[float, float | None]:
+    """The mean, and half the width of its 95% interval by Student's t; None for a single value."""
     from scipy.stats import t
 
     numbers = torch.tensor(values, dtype=torch.float64)
     if len(values) < 2:
-        return float(numbers.mean()), float("nan")
+        return float(numbers.mean()), None
     half = t.ppf(0.975, len(values) - 1) * float(numbers.std()) / len(values) ** 0.5
     return float(numbers.mean()), float(half)
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Where one method stands at the end of its parts: means over seeds, each with half its 95% interval."""
+
+    method: str
+    num_parts: int
+    num_seeds: int
+    accuracy: tuple[float, float | None]
+    nll: tuple[float, float | None]
+    ece: tuple[float, float | None]
+    seconds: tuple[float, float | None]
+
+
+def endings(runs: Sequence[Run]) -> list[Ending]:
+    """One for each method and number of parts."""
+    found: list[Ending] = []
+    for num_parts in sorted({run.num_parts for run in runs}):
+        for family, name in NAMES.items():
+            own = [run for run in runs if run.family == family and run.num_parts == num_parts]
+            if own:
+                measured = {
+                    "accuracy": [run.accuracy[-1] for run in own],
+                    "nll": [run.nll[-1] for run in own],
+                    "ece": [run.ece for run in own],
+                    "seconds": [run.seconds for run in own],
+                }
+                found.append(
+                    Ending(name, num_parts, len(own), **{k: mean_and_interval(v) for k, v in measured.items()})
+                )
+    return found
 
 
 COLUMNS = ("Method", "Parts", "Accuracy %", "NLL", "ECE", "Seconds")
 
 
-def rows(runs: Sequence[Run]) -> list[tuple[str, ...]]:
-    """The table: what stands at the end of each method's parts, with 95% intervals where there are several seeds."""
-    found: list[tuple[str, ...]] = []
-    for num_parts in sorted({run.num_parts for run in runs}):
-        for family, name in NAMES.items():
-            own = [run for run in runs if run.family == family and run.num_parts == num_parts]
-            if own:
-                accuracy = _with_interval([100 * run.accuracy[-1] for run in own], ".1f")
-                nll, ece = (
-                    _with_interval([run.nll[-1] for run in own], ".3f"),
-                    _with_interval([r.ece for r in own], ".3f"),
-                )
-                seconds = mean_and_interval([run.seconds for run in own])[0]
-                found.append((name, str(num_parts), accuracy, nll, ece, f"{seconds:.1f}"))
-    return found
+def row(end: Ending) -> tuple[str, ...]:
+    """A row of the table, with intervals where there are several seeds."""
+    accuracy, half = end.accuracy
+    percent = _with_interval((100 * accuracy, half and 100 * half), ".1f")
+    scores = (_with_interval(score, ".3f") for score in (end.nll, end.ece))
+    return (end.method, str(end.num_parts), percent, *scores, f"{end.seconds[0]:.1f}")
 
 
 def draw(runs: Sequence[Run], path: Path) -> None:
@@ -162,12 +187,12 @@ def _draw_method(panel: Any, runs: Sequence[Run], measure: str, name: str, colou
         numbers, means = range(1, len(points) + 1), [mean for mean, _ in points]
         panel.plot(numbers, means, color=colour, label=name, marker="o", markersize=3)
         if len(several) > 1:
-            low, high = [m - half for m, half in points], [m + half for m, half in points]
+            low, high = ([m + sign * (half or 0) for m, half in points] for sign in (-1, 1))
             panel.fill_between(numbers, low, high, color=colour, alpha=0.15, linewidth=0)
     if at_once:
         panel.axhline(mean_and_interval(at_once)[0], color=colour, linestyle=":", linewidth=1)
 
 
-def _with_interval(values: Sequence[float], form: str) -> str:
-    mean, half = mean_and_interval(values)
-    return f"{mean:{form}}" if len(values) < 2 else f"{mean:{form}} ± {half:{form}}"
+def _with_interval(measured: tuple[float, float | None], form: str) -> str:
+    mean, half = measured
+    return f"{mean:{form}}" if half is None else f"{mean:{form}} ± {half:{form}}"
