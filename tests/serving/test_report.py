@@ -66,8 +66,8 @@ def test_what_was_not_measured_is_not_drawn() -> None:
 
 def test_what_is_missing_says_how_to_get_it() -> None:
     text = text_of(page(report(2, held_out=None, parts=[learned(1, after={})], layers=(), layers_about="Nothing.")))
-    assert text.count("make the report again and hand them over as data") == 2
-    assert "give evaluate when you absorb one" in text
+    assert text.count("make the report again with --data HELD_OUT") == 2
+    assert "absorb with --evaluate HELD_OUT" in text
     assert "there are not enough yet" in text
     assert "Nothing." in text
 

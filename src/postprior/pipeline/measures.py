@@ -1,12 +1,12 @@
 """How a belief meets data with targets, as plain numbers by name."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
 
-from postprior.batch import IndexedPart, Part
+from postprior.batch import Batch, IndexedPart, Part
 from postprior.learning import metrics
 from postprior.learning.likelihoods import Categorical, Likelihood
 from postprior.learning.predict import Prediction, predict, score
@@ -26,11 +26,13 @@ def measure(
 ) -> dict[str, float]:
     """Every measure that the likelihood has; those that are not finite are left out, as JSON knows none."""
     found = score(network, belief, part, likelihood, num_samples=num_samples, seed=seed)
-    prediction = predict(network, belief, part, likelihood, num_samples=num_samples, seed=seed)
+    prediction, targets = predict_and_recall(network, belief, part, likelihood, num_samples=num_samples, seed=seed)
     numbers = {"num_examples": float(found.num_examples), "nll": found.nll}
     if found.accuracy is not None:
         numbers["accuracy"] = found.accuracy
-    numbers |= _of_classes(prediction, part) if isinstance(likelihood, Categorical) else _of_numbers(prediction, part)
+    numbers |= (
+        _of_classes(prediction, targets) if isinstance(likelihood, Categorical) else _of_numbers(prediction, targets)
+    )
     return {name: value for name, value in numbers.items() if math.isfinite(value)}
 
 
@@ -42,9 +44,34 @@ def some(part: Part, seed: int) -> Part:
     return part.split(MOST_EXAMPLES, seeds.stream("cpu", seed, "some"))[1]
 
 
-def targets_of(part: Part) -> Tensor:
-    """All targets, in the part's own order."""
-    return torch.cat([batch.targets for batch in part.batches(1000) if batch.targets is not None])
+def predict_and_recall(
+    network: nn.Module, belief: Belief, part: Part, likelihood: Likelihood, *, num_samples: int, seed: int
+) -> tuple[Prediction, Tensor]:
+    """Predictions, and the targets of the same examples, on the CPU: of one pass, since a loader may shuffle each."""
+    recalling = _Recalling(part)
+    prediction = predict(network, belief, recalling, likelihood, num_samples=num_samples, seed=seed)
+    return prediction, torch.cat(recalling.targets)
+
+
+class _Recalling:
+    """A part whose targets of the last pass are kept."""
+
+    def __init__(self, part: Part) -> None:
+        self._part = part
+        self.targets: list[Tensor] = []
+
+    def batches(self, batch_size: int, generator: torch.Generator | None = None) -> Iterator[Batch]:
+        self.targets = []
+        for batch in self._part.batches(batch_size, generator):
+            self.targets += [] if batch.targets is None else [batch.targets.detach().cpu()]
+            yield batch
+
+    def num_batches(self, batch_size: int) -> int | None:
+        return self._part.num_batches(batch_size)
+
+    def split(self, num_held: int, generator: torch.Generator) -> tuple["_Recalling", "_Recalling"]:
+        learned, held = self._part.split(num_held, generator)
+        return _Recalling(learned), _Recalling(held)
 
 
 def reliability(probabilities: Tensor, labels: Tensor) -> list[tuple[float, float, int]]:
@@ -56,11 +83,10 @@ def reliability(probabilities: Tensor, labels: Tensor) -> list[tuple[float, floa
     return [(float(confidence[g].mean()), float(right[g].mean()), int(g.sum())) for g in groups if g.any()]
 
 
-def _of_classes(prediction: Prediction, part: Part) -> dict[str, float]:
+def _of_classes(prediction: Prediction, targets: Tensor) -> dict[str, float]:
     if prediction.mean.dim() != 2:
         return {}
-    targets = targets_of(part)
-    labels = targets.long().cpu().reshape(len(prediction.mean))
+    labels = targets.long().reshape(len(prediction.mean))
     numbers = {"ece": metrics.ece(prediction.mean, labels), "brier": metrics.brier(prediction.mean, labels)}
     assert prediction.entropy is not None, "a categorical prediction has an entropy"
     assert prediction.mutual_information is not None, "and knows how much of it is doubt about the weights"
@@ -69,8 +95,8 @@ def _of_classes(prediction: Prediction, part: Part) -> dict[str, float]:
     return {**numbers, "entropy": entropy, "mutual_information": information, **share}
 
 
-def _of_numbers(prediction: Prediction, part: Part) -> dict[str, float]:
-    targets = targets_of(part).cpu().reshape(prediction.mean.shape)
+def _of_numbers(prediction: Prediction, targets: Tensor) -> dict[str, float]:
+    targets = targets.reshape(prediction.mean.shape)
     variance, epistemic = float(prediction.variance.mean()), float(prediction.epistemic_variance.mean())
     share = {"epistemic_share": epistemic / variance} if variance > 0 else {}
     return {"rmse": float((prediction.mean - targets).double().square().mean().sqrt()), **share}

@@ -18,9 +18,9 @@ from postprior.data.parts import IndexedPart
 from postprior.data.tables import ALONE, Table
 from postprior.errors import MissingExtraError
 from postprior.learning.likelihoods import Bernoulli, Categorical, Likelihood
-from postprior.learning.predict import Prediction, predict
+from postprior.learning.predict import Prediction
 from postprior.networks.belief import Belief
-from postprior.pipeline.measures import measure, reliability, targets_of
+from postprior.pipeline.measures import measure, predict_and_recall, reliability
 from postprior.serving.report import Bin, Example, HeldOut
 
 MOST = 24
@@ -45,8 +45,7 @@ def question(
     """What the belief answers about ``part``, which is ``raw`` as the network is fed; shown are the raw values."""
     part = _repeatable(part)
     measures = measure(network, belief, part, likelihood, num_samples=num_samples, seed=seed)
-    prediction = predict(network, belief, part, likelihood, num_samples=num_samples, seed=seed)
-    targets = targets_of(part).cpu()
+    prediction, targets = predict_and_recall(network, belief, part, likelihood, num_samples=num_samples, seed=seed)
     doubts, shares, unit = _doubts(prediction, likelihood)
     order = doubts.argsort(descending=True, stable=True)[:MOST]
     pictures, columns, values = _shown(raw, part, order)
@@ -207,7 +206,7 @@ def _png(pixels: NDArray[Any]) -> bytes:
         raise MissingExtraError(f"pictures need Pillow ({error}): pip install 'postprior[report]'") from error
     if pixels.dtype != np.uint8:
         low, high = float(pixels.min()), float(pixels.max())
-        pixels = ((pixels - low) * (255 / (high - low) if high > low else 0)).astype(np.uint8)
+        pixels = np.rint((pixels.astype(np.float64) - low) * (255 / (high - low) if high > low else 0)).astype(np.uint8)
     image = Image.fromarray(pixels[0] if len(pixels) == 1 else np.ascontiguousarray(pixels.transpose(1, 2, 0)))
     image.thumbnail((LARGEST, LARGEST))
     file = io.BytesIO()
