@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from postprior.data.encoding import Encoding
-from postprior.data.forms import Form
+from postprior.data.forms import KINDS, Form
 from postprior.data.tables import ALONE
 from postprior.errors import PostpriorError, SettingError, StoreError
 from postprior.pipeline.absorbing import Outcome, Tools
@@ -19,6 +19,7 @@ from postprior.pipeline.lineage import counted_parts, family_tree
 from postprior.serving.baked import Baked, baked
 from postprior.serving.export import to_onnx, to_torch_export
 from postprior.serving.trackers import Tracker
+from postprior.store.files import check_place
 
 WRITERS = {".onnx": to_onnx, ".pt2": to_torch_export}
 EXAMPLES = 4
@@ -30,11 +31,12 @@ SERVED_SAMPLES = 30
 def export(tools: Tools, at: str, path: Path, *, num_samples: int, at_mean: bool, seed: int, like: Any = None) -> Path:
     """Write the belief, which normalises what it is given as every part was; its answers are compared with ours.
 
-    ``like`` is data to trace the network with. It is needed where inputs are whole numbers (such as tokens), or where the
-    store has seen no data yet; otherwise random inputs do.
+    ``like`` is data to trace the network with. It is needed where inputs are whole numbers (such as tokens), or where
+    the store has seen no data yet; otherwise random inputs do.
     """
     if path.suffix not in WRITERS:
         raise SettingError(f"{path}: the ending says what to write: expected one of {', '.join(WRITERS)}")
+    check_place(path)
     id = tools.archive.resolve(at)
     manifest = tools.archive.manifest(id)
     encoding = None if manifest["encoding"] is None else Encoding.from_json(manifest["encoding"])
@@ -127,4 +129,4 @@ def _noise(name: str, form: Form, place: int) -> Tensor:
         assert mean is not None
         assert sd is not None
         return (noise * sd + mean).float()
-    raise SettingError(f"{name} takes {form.kind}, and nothing tells which there are: give some data with --like")
+    raise SettingError(f"{name} takes {KINDS[form.kind]}, and nothing tells which: give some data with --like")
