@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from postprior.batch import Batch, Part
-from postprior.data.forms import Form, check_forms, forms_of
+from postprior.data.forms import Form, check_forms, forms_of, named_tensors
 from postprior.data.moments import first_not_finite, mean_and_sd
 from postprior.data.parts import IndexedPart
 from postprior.data.tables import ALONE, Array, Table, quoted
@@ -96,6 +96,12 @@ class Encoding:
     def inputs(self, data: Table | Part) -> Part:
         """A part to predict for, whether or not there are targets."""
         return self._indexed(data, None) if isinstance(data, Table) else self._as_it_is(data)
+
+    def raw_inputs(self, data: Table | Part, count: int) -> dict[str, Tensor]:
+        """The first ``count`` examples as they came, by the name of each input."""
+        if isinstance(data, Table):
+            return {name: _tensor(array[:count]) for name, array in self._arrays(data).items()}
+        return named_tensors(next(iter(self._as_it_is(data).batches(count))))
 
     def to_json(self) -> dict[str, Any]:
         """Plain values that ``from_json`` takes."""
