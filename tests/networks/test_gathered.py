@@ -4,6 +4,7 @@ from torch import Tensor, nn
 
 from postprior.families import Factorized
 from postprior.learning.objective import total_kl
+from postprior.maths import gaussian
 from postprior.networks.bayesian import BayesianNetwork
 from postprior.networks.convert import bayesianize, first_belief
 from postprior.networks.gathered import gather
@@ -56,6 +57,7 @@ def test_objective_and_gradient_equal_the_plain_ones(family: str, mirrored: bool
             (kl + bayesian.run(draws, x).square().sum()).backward()
         else:
             kl.backward()
+        bayesian.settle()
         found.append((kl.detach(), gradients(bayesian)))
     (one, of_plain), (other, of_joined) = found
     assert of_plain.keys() == of_joined.keys()
@@ -77,6 +79,7 @@ def test_the_widths_learn_from_the_noise() -> None:
     draws = joined.draw(torch.Generator().manual_seed(5))
     slopes = {name: torch.randn_like(draw.weight) for name, draw in draws.items()}
     torch.stack([(draws[name].weight * slope).sum() for name, slope in slopes.items()]).sum().backward()
+    joined.settle()
     families = joined.families()
     for name, slope in slopes.items():
         distance = draws[name].weight.detach() - families[name].mean().detach()
@@ -84,11 +87,48 @@ def test_the_widths_learn_from_the_noise() -> None:
         torch.testing.assert_close(gradients(joined)[f"{name}.mu"], slope)
 
 
-def test_the_written_gradient_is_that_of_autograd() -> None:
+def test_the_kl_and_its_slopes_are_those_of_autograd(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("postprior.networks.gathered.NEAR", 7)  # so that a few weights are more than stay in a cache
     joined, prior = made(), first_belief(network(), prior_sd=0.7)
     gathered = gather(joined.families(), prior.weights)
     assert gathered is not None
-    assert torch.autograd.gradcheck(lambda *_: gathered.kl(), (gathered.mu, gathered.log_sd))
+    before = torch.cat([family.mean().flatten() for family in prior.weights.values()])
+    for _ in range(2):  # the second time in places that the first one has left
+        gathered.draw(torch.Generator().manual_seed(6))
+        (3 * gathered.kl()).backward()
+        value = gathered.kl().detach()
+        gathered.settle()
+        mu, log_sd = (vector.detach().clone().requires_grad_() for vector in (gathered.mu, gathered.log_sd))
+        expected = gaussian.kl(mu, log_sd, before, torch.full_like(before, 0.7).log())
+        torch.testing.assert_close(value, expected.detach(), rtol=1e-12, atol=0)
+        slopes = torch.autograd.grad(3 * expected, (mu, log_sd))
+        torch.testing.assert_close((gathered.mu.grad, gathered.log_sd.grad), slopes, rtol=1e-11, atol=1e-12)
+        with torch.no_grad():
+            gathered.mu += 0.1
+
+
+def test_several_draws_share_one_step() -> None:
+    """Two independent draws and the mirror of each: each slope reaches the belief with the noise it was taken at."""
+    joined, prior = made(), first_belief(network(), prior_sd=0.7)
+    joined.gather(prior.weights)
+    assert joined.gathered is not None
+    g = torch.Generator().manual_seed(7)
+    expected_mu = torch.zeros_like(joined.gathered.mu)
+    expected_log_sd = torch.zeros_like(joined.gathered.mu)
+    total: list[Tensor] = []
+    means = torch.cat([family.mean().detach().flatten() for family in joined.families().values()])
+    for _ in range(2):
+        draws = joined.draw(g)
+        for each in (draws, joined.mirrored(draws)):
+            slope = torch.randn_like(means)
+            weights = torch.cat([draw.weight.flatten() for draw in each.values()])
+            total.append((weights * slope).sum())
+            expected_mu += slope
+            expected_log_sd += slope * (weights.detach() - means)
+    torch.stack(total).sum().backward()
+    joined.settle()
+    torch.testing.assert_close(joined.gathered.mu.grad, expected_mu)
+    torch.testing.assert_close(joined.gathered.log_sd.grad, expected_log_sd)
 
 
 def test_families_see_what_the_vectors_learn() -> None:

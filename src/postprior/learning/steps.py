@@ -120,6 +120,7 @@ class Stepper:
             self.sums[name].add_(value)
         self._optimizer.zero_grad(set_to_none=True)
         self._scaler.scale(loss).backward()
+        self._posterior.settle()
         if self._settings.clip_norm is not None:
             self._scaler.unscale_(self._optimizer)
             nn.utils.clip_grad_norm_(self._parameters, self._settings.clip_norm)

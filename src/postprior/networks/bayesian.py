@@ -67,6 +67,11 @@ class BayesianNetwork(nn.Module):
         if not self.local_reparameterization:
             self.gathered = gather(self.families(), prior)
 
+    def settle(self) -> None:
+        """After a backward pass: bring the slopes of what was joined to where the optimizer looks for them."""
+        if self.gathered:
+            self.gathered.settle()
+
     def ungathered(self) -> dict[str, Family]:
         """The families that were not joined with others."""
         gathered = self.gathered.shapes if self.gathered else {}

@@ -1,15 +1,20 @@
-"""All factorised Gaussians of a network as two long vectors while it is trained.
+"""All factorised Gaussians of a network as a few long vectors while it is trained.
 
-A draw, the KL and the optimizer's step are then a few operations on long vectors rather than dozens for every tensor:
-what the arithmetic of a belief costs beside the network's own is then small. The families' own tensors become windows
-on the vectors, so that whoever reads them sees what was learned.
+A draw, the KL and the optimizer's step are then a few passes over memory rather than dozens of operations for every
+tensor: what the arithmetic of a belief costs beside the network's own is then small. The families' own tensors become
+windows on the vectors, so that whoever reads them sees what was learned.
+
+The chain rule from the weights to the belief is so short that it is written down here instead of left to autograd:
+with w = μ + s, s = σ ε, a slope g in w is g in μ and g s in log σ; the KL's own slopes are known while its value is
+computed. So autograd ends at the weights drawn and at the KL, and ``settle`` takes their slopes to μ and log σ.
+All vectors are made once: to fill new memory costs several times what the arithmetic does.
 
 Shapes: P all weights that are gathered.
 """
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import final
 
 import torch
 from torch import Tensor, nn
@@ -17,39 +22,136 @@ from torch import Tensor, nn
 from postprior.families import Draw, Factorized, Family
 from postprior.maths import gaussian
 
+NEAR = 2**17
+"""Weights that are taken through all operations before the next ones: these stay in the cache of a core meanwhile."""
 
+
+@final
 class Gathered:
     """The means and the logarithms of the widths of many factorised Gaussians, and those of their priors."""
 
     def __init__(self, posterior: Mapping[str, Factorized], prior: Mapping[str, Factorized]) -> None:
         self.shapes = {name: family.mu.shape for name, family in posterior.items()}
-        self._sizes = [math.prod(shape) for shape in self.shapes.values()]
         self.mu = nn.Parameter(_joined([family.mu for family in posterior.values()]))  # [P]
         self.log_sd = nn.Parameter(_joined([family.log_sd for family in posterior.values()]))  # [P]
         self._prior_mu = _joined([prior[name].mu for name in posterior])
-        self._prior_log_sd = _joined([prior[name].log_sd for name in posterior])
-        self._prior_precision_root = (-self._prior_log_sd).exp()
-        means, widths = self._cut(self.mu.detach()), self._cut(self.log_sd.detach())
+        prior_log_sd = _joined([prior[name].log_sd for name in posterior])
+        self._prior_precision_root = (-prior_log_sd).exp()
+        self._sum_prior_log_sd = prior_log_sd.sum(dtype=torch.float64)
+        self._minus_one = self.mu.new_full((), -1.0)
+        self._kl: Tensor | None = None
+        self._slope_mu, self._slope_log_sd = torch.empty_like(self.mu), torch.empty_like(self.mu)  # of the KL
+        self._drawn: list[_Drawn] = []
+        self._spare: list[_Drawn] = []
+        means, widths = cut(self.mu.detach(), self.shapes), cut(self.log_sd.detach(), self.shapes)
         for name, family in posterior.items():
             family.mu.data, family.log_sd.data = means[name], widths[name]
 
     def draw(self, generator: torch.Generator) -> dict[str, Draw]:
-        """One sample of every tensor."""
-        pieces = self._cut(gaussian.sample(self.mu, self.log_sd, generator))
-        return {name: Draw(piece) for name, piece in pieces.items()}
+        """One sample of every tensor; where gradients are wanted, they reach μ and log σ by ``settle``."""
+        if not torch.is_grad_enabled():
+            sampled = gaussian.sample(self.mu, self.log_sd, generator)
+            return {name: Draw(piece) for name, piece in cut(sampled, self.shapes).items()}
+        drawn = self._take()
+        with torch.no_grad():
+            first = self._kl is None
+            total = self._sum_prior_log_sd.clone()
+            for mu, log_sd, weight, shift, *others in self._near(drawn):
+                width = log_sd.exp()
+                torch.mul(width, gaussian.noise(width, generator), out=shift)
+                torch.add(mu, shift, out=weight)
+                if first:
+                    total += self._near_kl(mu, log_sd, width, *others)
+        if first:
+            self._kl = total.to(self.mu.dtype).requires_grad_()
+        return drawn.draws()
 
     def mirrored(self, draws: Mapping[str, Draw]) -> dict[str, Draw]:
         """The draw on the other side of the mean."""
-        weights = torch.cat([draws[name].weight.flatten() for name in self.shapes])
-        return {name: Draw(piece) for name, piece in self._cut(2 * self.mu - weights).items()}
+        drawn = self._take()
+        with torch.no_grad():
+            torch.cat([draws[name].weight.flatten() for name in self.shapes], out=drawn.weight)
+            torch.sub(self.mu, drawn.weight, out=drawn.shift)
+            torch.add(self.mu, drawn.shift, out=drawn.weight)
+        return drawn.draws()
 
     def kl(self) -> Tensor:
-        """KL(posterior ‖ prior) in nats, exact."""
-        return _GaussianKL.apply(self.mu, self.log_sd, self._prior_mu, self._prior_log_sd, self._prior_precision_root)  # pyright: ignore[reportReturnType]
+        """KL(posterior ‖ prior) in nats, exact, found with the last draw; its slopes go the same way."""
+        assert self._kl is not None, "the KL is asked for between a draw and settle"
+        return self._kl
 
-    def _cut(self, vector: Tensor) -> dict[str, Tensor]:
-        pieces = vector.split(self._sizes)
-        return {name: piece.view(shape) for piece, (name, shape) in zip(pieces, self.shapes.items(), strict=True)}
+    @torch.no_grad()
+    def settle(self) -> None:
+        """After the backward pass: from the slopes in the weights drawn and in the KL to those in μ and log σ."""
+        assert self._kl is not None, "there is a slope to settle only after a draw"
+        weight_of_kl = torch.zeros_like(self._kl) if self._kl.grad is None else self._kl.grad
+        slope_mu = self._slope_mu.mul_(weight_of_kl)
+        slope_log_sd = self._slope_log_sd.mul_(weight_of_kl)
+        in_mu, in_log_sd = cut(slope_mu, self.shapes), cut(slope_log_sd, self.shapes)
+        for drawn in self._drawn:
+            slopes, shifts = drawn.slopes(), cut(drawn.shift, self.shapes)
+            for name, slope in slopes.items():
+                in_mu[name].add_(slope)
+                in_log_sd[name].addcmul_(slope, shifts[name])
+        self.mu.grad, self.log_sd.grad = slope_mu, slope_log_sd
+        self._spare += self._drawn
+        self._drawn, self._kl = [], None
+
+    def _take(self) -> "_Drawn":
+        """A place for a draw whose slopes are still to come; the places of earlier steps are used again."""
+        drawn = self._spare.pop() if self._spare else _Drawn(self.mu, self.shapes)
+        self._drawn.append(drawn)
+        return drawn
+
+    def _near(self, drawn: "_Drawn") -> Iterator[tuple[Tensor, ...]]:
+        """Pieces of all vectors that fit into the cache together; a GPU takes the vectors whole."""
+        prior = (self._prior_mu, self._prior_precision_root)
+        slopes = (self._slope_mu, self._slope_log_sd)
+        vectors = (self.mu, self.log_sd, drawn.weight, drawn.shift, *prior, *slopes)
+        size = NEAR if self.mu.device.type == "cpu" else max(1, self.mu.numel())
+        return zip(*(vector.detach().split(size) for vector in vectors), strict=True)
+
+    def _near_kl(
+        self,
+        mu: Tensor,
+        log_sd: Tensor,
+        width: Tensor,
+        prior_mu: Tensor,
+        precision_root: Tensor,
+        slope_mu: Tensor,
+        slope_log_sd: Tensor,
+    ) -> Tensor:
+        """The KL of some weights but for their Σ log σ̃; its slopes are written beside it."""
+        # ``gaussian.kl`` has expm1 here, which keeps the digits where both widths agree. In a sum these digits do not
+        # show, and the width, known already, is a fifth of the time; what is reported of a belief comes from there.
+        ratio = width.mul_(precision_root)
+        torch.addcmul(self._minus_one, ratio, ratio, out=slope_log_sd)
+        distance = torch.sub(mu, prior_mu, out=slope_mu).mul_(precision_root)
+        squares = slope_log_sd.sum() + torch.dot(distance, distance)
+        slope_mu.mul_(precision_root)
+        return 0.5 * squares - log_sd.sum(dtype=torch.float64)
+
+
+@final
+class _Drawn:
+    """One draw of all weights: where autograd ends, and leaves the slopes."""
+
+    def __init__(self, like: Tensor, shapes: Mapping[str, torch.Size]) -> None:
+        self.weight, self.shift = (torch.empty_like(like, requires_grad=False) for _ in range(2))  # [P]
+        self._pieces = cut(self.weight, shapes)
+        for piece in self._pieces.values():
+            piece.requires_grad_()
+
+    def draws(self) -> dict[str, Draw]:
+        return {name: Draw(piece) for name, piece in self._pieces.items()}
+
+    def slopes(self) -> dict[str, Tensor]:
+        """What autograd has left, taken away; weights that nothing used have none."""
+        found: dict[str, Tensor] = {}
+        for name, piece in self._pieces.items():
+            if piece.grad is not None:
+                found[name], piece.grad = piece.grad, None
+        return found
 
 
 def gather(posterior: Mapping[str, Family], prior: Mapping[str, Family]) -> Gathered | None:
@@ -65,21 +167,10 @@ def gather(posterior: Mapping[str, Family], prior: Mapping[str, Family]) -> Gath
     return Gathered(chosen, priors) if chosen else None
 
 
-class _GaussianKL(torch.autograd.Function):
-    """``gaussian.kl`` with its gradient written down: autograd would take three times as many passes over memory."""
-
-    @staticmethod
-    def forward(ctx: Any, mu: Tensor, log_sd: Tensor, prior_mu: Tensor, prior_log_sd: Tensor, root: Tensor) -> Tensor:
-        log_ratio = log_sd - prior_log_sd
-        excess = torch.expm1(2 * log_ratio)
-        distance = (mu - prior_mu).mul_(root)
-        ctx.save_for_backward(excess, distance, root)
-        return 0.5 * (excess - 2 * log_ratio).addcmul_(distance, distance).sum()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        excess, distance, root = ctx.saved_tensors
-        return (distance * root).mul_(gradient), excess * gradient, None, None, None
+def cut(vector: Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
+    """Windows on a vector, one after another, each with a name and a shape."""
+    pieces = vector.split([math.prod(shape) for shape in shapes.values()])
+    return {name: piece.view(shape) for piece, (name, shape) in zip(pieces, shapes.items(), strict=True)}
 
 
 def _joined(tensors: list[Tensor]) -> Tensor:
