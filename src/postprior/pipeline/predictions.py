@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from postprior.errors import MissingExtraError, SettingError
 from postprior.learning.predict import Prediction
-from postprior.store.files import appearing
+from postprior.store.files import appearing, check_place
 
 Column = NDArray[Any]
 
@@ -50,10 +50,11 @@ class Predictions(Prediction):
 
     @staticmethod
     def writer(path: Path) -> "Callable[[Predictions, Path], None]":
-        """What writes such a file; a SettingError, before any work, where the ending says nothing."""
+        """What writes such a file; before any work it refuses an ending that says nothing, or a folder not there."""
         writers = {".parquet": _write_parquet, ".csv": _write_csv, ".npz": _write_npz}
         if path.suffix not in writers:
             raise SettingError(f"{path}: the ending says how to write it: expected one of {', '.join(writers)}")
+        check_place(path)
         if path.suffix == ".parquet":
             _pyarrow()
         return writers[path.suffix]

@@ -42,11 +42,18 @@ def staged(folder: Path) -> Generator[Path]:
         shutil.rmtree(own, ignore_errors=True)
 
 
+def check_place(path: Path) -> None:
+    """Raise a StoreError where no file can be put; to be asked before long work."""
+    if not path.parent.is_dir():
+        raise StoreError(f"{path} cannot be written: there is no folder {path.parent}; make it first")
+    if path.is_dir():
+        raise StoreError(f"{path} cannot be written: it is a folder; give the name of a file in it")
+
+
 @contextmanager
 def appearing(path: Path) -> Generator[Path]:
     """A path for a file that becomes ``path`` once all inside went well, in a folder that is there."""
-    if not path.parent.is_dir():
-        raise StoreError(f"{path} cannot be written: there is no folder {path.parent}; make it first")
+    check_place(path)
     with naming(path), staged(path.parent) as temporary:
         yield temporary
         sync(temporary)
