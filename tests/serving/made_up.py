@@ -5,9 +5,11 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from PIL import Image
+import pytest
 
 from postprior.serving.report import Bin, Detail, Event, Example, HeldOut, Layer, Learned, Report
+
+Image = pytest.importorskip("PIL.Image", reason="needs the extra report")
 
 
 def learned(number: int, name: str | None = None, **changes: Any) -> Learned:

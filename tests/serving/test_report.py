@@ -291,6 +291,23 @@ def test_a_warning_leads_to_its_event_though_that_is_folded(browser: Chromium, t
         assert 0 <= shown.value(f"{odd}.getBoundingClientRect().top") < 900
 
 
+def test_the_part_under_the_pointer_is_named_in_every_chart(browser: Chromium, tmp_path: Path) -> None:
+    long = "a part with a name as long as they come, " * 4
+    whole = report(parts=[learned(1), learned(2, long), learned(3)])
+    with browser.page(write(whole, tmp_path / "report.html"), 800) as shown:
+        shown.value("document.querySelector('.u-over').scrollIntoView({block: 'center'})")
+        x, y, width = shown.value(
+            "(({x, y, width}) => [x, y, width])(document.querySelector('.u-over').getBoundingClientRect())"
+        )
+        shown.call("Input.dispatchMouseEvent", type="mouseMoved", x=x + width / 2, y=y + 20)
+        assert shown.complaints() == []
+        legends = shown.value("[...document.querySelectorAll('.u-legend')].map((each) => each.innerText)")
+        assert len(legends) == 4
+        for legend in legends:
+            assert "2, a part with a name as lo…" in legend
+        assert legends[0].endswith("before0.6after0.75")
+
+
 def test_paper_is_light_and_nothing_is_folded(browser: Chromium, tmp_path: Path) -> None:
     with browser.page(write(report(), tmp_path / "report.html"), 800, dark=True) as shown:
         shown.prefer(dark=True, media="print")

@@ -25,15 +25,24 @@ def measure(
     network: nn.Module, belief: Belief, part: Part, likelihood: Likelihood, *, num_samples: int, seed: int
 ) -> dict[str, float]:
     """Every measure that the likelihood has; those that are not finite are left out, as JSON knows none."""
+    return examine(network, belief, part, likelihood, num_samples=num_samples, seed=seed)[0]
+
+
+def examine(
+    network: nn.Module, belief: Belief, part: Part, likelihood: Likelihood, *, num_samples: int, seed: int
+) -> tuple[dict[str, float], Prediction, Tensor]:
+    """The measures, and the predictions and targets behind them, in one order and on the CPU."""
     found = score(network, belief, part, likelihood, num_samples=num_samples, seed=seed)
-    prediction, targets = predict_and_recall(network, belief, part, likelihood, num_samples=num_samples, seed=seed)
+    recalling = _Recalling(part)
+    prediction = predict(network, belief, recalling, likelihood, num_samples=num_samples, seed=seed)
+    targets = torch.cat(recalling.targets)
     numbers = {"num_examples": float(found.num_examples), "nll": found.nll}
     if found.accuracy is not None:
         numbers["accuracy"] = found.accuracy
     numbers |= (
         _of_classes(prediction, targets) if isinstance(likelihood, Categorical) else _of_numbers(prediction, targets)
     )
-    return {name: value for name, value in numbers.items() if math.isfinite(value)}
+    return {name: value for name, value in numbers.items() if math.isfinite(value)}, prediction, targets
 
 
 def some(part: Part, seed: int) -> Part:
@@ -44,17 +53,8 @@ def some(part: Part, seed: int) -> Part:
     return part.split(MOST_EXAMPLES, seeds.stream("cpu", seed, "some"))[1]
 
 
-def predict_and_recall(
-    network: nn.Module, belief: Belief, part: Part, likelihood: Likelihood, *, num_samples: int, seed: int
-) -> tuple[Prediction, Tensor]:
-    """Predictions, and the targets of the same examples, on the CPU: of one pass, since a loader may shuffle each."""
-    recalling = _Recalling(part)
-    prediction = predict(network, belief, recalling, likelihood, num_samples=num_samples, seed=seed)
-    return prediction, torch.cat(recalling.targets)
-
-
 class _Recalling:
-    """A part whose targets of the last pass are kept."""
+    """A part whose targets of the last pass are kept: a loader may shuffle anew on the next."""
 
     def __init__(self, part: Part) -> None:
         self._part = part

@@ -20,7 +20,7 @@ from postprior.errors import MissingExtraError
 from postprior.learning.likelihoods import Bernoulli, Categorical, Likelihood
 from postprior.learning.predict import Prediction
 from postprior.networks.belief import Belief
-from postprior.pipeline.measures import measure, predict_and_recall, reliability
+from postprior.pipeline.measures import examine, reliability
 from postprior.serving.report import Bin, Example, HeldOut
 
 MOST = 24
@@ -44,8 +44,7 @@ def question(
 ) -> HeldOut:
     """What the belief answers about ``part``, which is ``raw`` as the network is fed; shown are the raw values."""
     part = _repeatable(part)
-    measures = measure(network, belief, part, likelihood, num_samples=num_samples, seed=seed)
-    prediction, targets = predict_and_recall(network, belief, part, likelihood, num_samples=num_samples, seed=seed)
+    measures, prediction, targets = examine(network, belief, part, likelihood, num_samples=num_samples, seed=seed)
     doubts, shares, unit = _doubts(prediction, likelihood)
     order = doubts.argsort(descending=True, stable=True)[:MOST]
     pictures, columns, values = _shown(raw, part, order)
