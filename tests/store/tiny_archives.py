@@ -4,6 +4,7 @@ import hashlib
 import json
 import multiprocessing
 import threading
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -23,7 +24,7 @@ RECIPE = {"family": "factorized", "prior_sd": 0.1}
 
 # Forked from a process that has imported torch and done nothing else: a new one takes milliseconds, not seconds.
 PROCESSES: ForkServerContext = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["postprior.store", "postprior.families.factorized", "safetensors.torch"])
+PROCESSES.set_forkserver_preload(["postprior.store", "fsspec", "pytest"])
 
 
 @dataclass(frozen=True)
@@ -115,9 +116,31 @@ def together(function: Callable[[int], Any], num_threads: int) -> list[Any]:
 
 
 def started(function: Callable[..., None], *arguments: Any) -> tuple[ForkServerProcess, Connection]:
-    """A process that runs the function with one end of a pipe, and the other end."""
+    """A process that runs the function with one end of a pipe first, and the other end."""
     ours, theirs = PROCESSES.Pipe()
     process = PROCESSES.Process(target=function, args=(theirs, *arguments), daemon=True)
     process.start()
     theirs.close()
     return process, ours
+
+
+def elsewhere(function: Callable[..., Any], *arguments: Any) -> Any:
+    """What the function returns in a process of its own; what goes wrong there goes wrong here."""
+    process, pipe = started(_answer, function, arguments)
+    with pipe:
+        try:
+            done, answer = pipe.recv()
+        except EOFError:
+            process.join()
+            raise AssertionError(f"the process ended with {process.exitcode} and no answer") from None
+    process.join()
+    if not done:
+        raise AssertionError(f"in the other process:\n{answer}")
+    return answer
+
+
+def _answer(pipe: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    try:
+        pipe.send((True, function(*arguments)))
+    except BaseException:
+        pipe.send((False, traceback.format_exc()))

@@ -9,7 +9,7 @@ from postprior.errors import StoreError
 from postprior.store import beliefs
 from postprior.store.backends import Backend
 from postprior.store.journal import ENTRY, FOLDER, LAST, Entry, Journal, name_of
-from postprior.store.sealed import ID, unseal, unstamp
+from postprior.store.sealed import ID, damaged, unseal, unstamp
 
 STORE, DRAFTS = "store.json", "draft"
 
@@ -26,7 +26,9 @@ def audit(backend: Backend, journal: Journal, progress: Callable[[int, int], Non
     """Every problem there is; leftovers that nobody acknowledged are none."""
     audit = _Audit(backend)
     with audit.of(STORE):
-        unseal(backend.read(STORE), backend.where(STORE))
+        header, where = unseal(backend.read(STORE), backend.where(STORE)), backend.where(STORE)
+        if header["checksum"] != journal.anchor:
+            raise damaged(where, "it is not the one that the archive was opened with")
     first = audit.entries(journal)
     for done, id in enumerate(first, 1):
         audit.belief(id, first)

@@ -41,14 +41,14 @@ def name_of(sequence: int) -> str:
 
 def only_begun(backend: Backend) -> bool:
     """Whether there is no more of a journal than a process leaves that died while it made a store."""
-    return backend.children(FOLDER) == [LAST.rpartition("/")[2]] and backend.read(LAST) == BEGUN
+    return backend.children(FOLDER) in ([], [LAST.rpartition("/")[2]]) and backend.read(LAST) in (None, BEGUN)
 
 
 class Journal:
     """The entries of one store. Those once read are not read again, as no entry ever changes."""
 
     def __init__(self, backend: Backend, anchor: str) -> None:
-        self._backend, self._anchor = backend, anchor
+        self.anchor, self._backend = anchor, backend
         self._known: list[Entry] = []
 
     def last(self) -> Entry | None:
@@ -85,7 +85,7 @@ class Journal:
             "belief": belief,
             "aliases": dict(aliases),
             "about": plain(about, f"{self._backend.where(name_of(sequence))}: about"),
-            "previous": last.checksum if last else self._anchor,
+            "previous": last.checksum if last else self.anchor,
             # No two writers write the same bytes, so each can tell which of them the entry is from.
             "nonce": uuid4().hex,
         }
@@ -119,7 +119,7 @@ class Journal:
 
     def check_follows(self, entry: Entry, previous: Entry | None) -> None:
         """Refuse an entry that was not written after the one before it."""
-        if entry.previous != (previous.checksum if previous else self._anchor):
+        if entry.previous != (previous.checksum if previous else self.anchor):
             before = name_of(previous.sequence) if previous else "store.json"
             raise damaged(
                 self._backend.where(name_of(entry.sequence)), f"it was written after another {before} than stands there"
