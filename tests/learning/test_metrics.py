@@ -11,6 +11,7 @@ from torch import Tensor
 from postprior.errors import SettingError
 from postprior.learning.metrics import (
     accuracy,
+    accuracy_matrix,
     average_accuracy,
     backward_transfer,
     brier,
@@ -143,6 +144,22 @@ def test_ood_auroc_depends_on_the_order_alone(scale: float, shift: float) -> Non
 
 def test_ood_auroc_of_equal_scores_is_a_half() -> None:
     assert ood_auroc(torch.ones(3), torch.ones(2)) == pytest.approx(0.5)
+
+
+def test_an_accuracy_matrix_has_a_row_a_part_and_a_column_a_test_set() -> None:
+    labels = [torch.tensor([0, 1]), torch.tensor([1, 1, 0, 0])]
+    wanted = [[[0, 1], [1, 0, 1, 1]], [[1, 0], [1, 1, 0, 1]]]  # the classes predicted after each part
+    predictions = [[torch.eye(2)[torch.tensor(classes)] for classes in row] for row in wanted]
+    found = accuracy_matrix(predictions, labels)
+    assert torch.equal(found, torch.tensor([[1.0, 0.25], [0.0, 0.75]], dtype=torch.float64))
+    assert (forgetting(found), backward_transfer(found)) == (1.0, -1.0)
+    for bad in ([], predictions[:1], [predictions[0], predictions[1][:1]]):
+        with pytest.raises(SettingError, match=r"accuracy_matrix: expected 2 rows of 2 .* predict every part's test"):
+            accuracy_matrix(bad, labels)
+    with pytest.raises(SettingError, match=r"accuracy_matrix: expected 0 rows.*with at least one"):
+        accuracy_matrix([], [])
+    with pytest.raises(SettingError, match=r"accuracy: expected integer labels \[2\]"):
+        accuracy_matrix(predictions, labels[::-1])
 
 
 def test_over_time_by_hand() -> None:

@@ -5,6 +5,8 @@ indices. An accuracy matrix R [T, T] has in row i the accuracies after part i, i
 Sums are taken in float64 on the CPU, so that a score does not depend on the device or dtype of the predictions.
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -86,6 +88,22 @@ def ood_auroc(score_in: Tensor, score_out: Tensor) -> float:
     _, ranks = scores.unique(return_inverse=True)
     is_out = torch.arange(len(scores)) >= len(score_in)
     return float(binary_auroc(ranks.double() / len(scores), is_out.long()))
+
+
+def accuracy_matrix(predictions: Sequence[Sequence[Tensor]], labels: Sequence[Tensor]) -> Tensor:
+    """R [T, T]: in row i the accuracies after part i, in column j those on part j's test set.
+
+    Arguments:
+        predictions: After each part, the probabilities [N, C] predicted for the test set of every part, later ones too.
+        labels: Class indices [N] of each test set.
+    """
+    num_parts = len(labels)
+    if not num_parts or [len(row) for row in predictions] != [num_parts] * num_parts:
+        expected = f"{num_parts} rows of {num_parts} predictions, one for each test set, with at least one"
+        found = f"rows of {[len(row) for row in predictions]}"
+        raise _refused("accuracy_matrix", expected, found, "predict every part's test set after every part")
+    rows = [[accuracy(row[j], labels[j]) for j in range(num_parts)] for row in predictions]
+    return torch.tensor(rows, dtype=torch.float64)
 
 
 def average_accuracy(R: Tensor) -> float:
