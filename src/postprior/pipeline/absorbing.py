@@ -33,11 +33,15 @@ from postprior.pipeline.recipe import Recipe, beginning, described, plain_settin
 from postprior.pipeline.surprise import MOST, Surprise, surprises
 from postprior.serving.card import model_card
 from postprior.store.archive import Archive
+from postprior.store.sealed import check_name
 
 HEAD, CHAMPION, CANDIDATE = "head", "champion", "candidate"
 
 BEFORE_SAMPLES = 10
-HELDOUT_SAMPLES = 100
+HELDOUT_SAMPLES = 30
+
+OWN = (HEAD, CHAMPION, CANDIDATE)
+"""Aliases with a meaning, which are moved by verbs of their own."""
 
 HOPELESS = (PartError, DivergedError, SettingError, BeliefError, NetworkError, DataError)
 """What goes wrong again if it is tried again: nothing is left to resume."""
@@ -58,6 +62,8 @@ class Asked:
     settings: Mapping[str, Any]
 
     def __post_init__(self) -> None:
+        if self.alias != HEAD:
+            check_alias(self.alias)
         if self.gate is not None:
             parse(self.gate)
             if self.evaluate is None:
@@ -81,6 +87,13 @@ class Asked:
         )
 
 
+def check_alias(name: str) -> str:
+    """The name, which users may move as they like; to be asked before long work."""
+    if name in OWN:
+        raise StoreError(f"{name} is moved by absorb, promote and rollback alone: choose another name")
+    return check_name(name, "alias")
+
+
 @dataclass(frozen=True)
 class Tools:
     """What an absorption works with."""
@@ -92,6 +105,17 @@ class Tools:
     progress: Callable[[Progress], None] | None = None
     checkpointing: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """``every_seconds`` and ``stop`` of a ``Checkpointing``."""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """All that is read before a part is begun: what is missing or damaged then leaves nothing unfinished behind."""
+
+    incoming: Incoming
+    encoding: Encoding
+    prior: Belief
+    held: Part | None
+    """Held-out data."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,9 +154,10 @@ def begin(tools: Tools, asked: Asked) -> Outcome:
     known = counted_parts(family_tree(tools.archive, asked.onto), asked.onto)
     incoming = receive(asked.data, asked.part, tools.recipe, list(known.values()), asked.repeat)
     intent = asked.intent(incoming)
+    ready = _ready(tools, intent, incoming, asked.evaluate)
     tools.archive.drop_drafts()  # of an absorption that ended, by a process that died before it had cleared up
     drafts.write_intent(tools.archive, intent)
-    return _carry_out(tools, intent, incoming, asked.evaluate, None)
+    return _carry_out(tools, intent, ready, None)
 
 
 def resume(tools: Tools, data: Any = None, evaluate: Any = None) -> Outcome:
@@ -157,12 +182,19 @@ def resume(tools: Tools, data: Any = None, evaluate: Any = None) -> Outcome:
             f"{intent.data or 'the data'} holds other examples than when part {intent.part} was begun: put them back, "
             "or give the absorption up with --discard"
         )
-    return _carry_out(tools, intent, incoming, evaluate, drafts.read_checkpoint(archive))
+    return _carry_out(tools, intent, _ready(tools, intent, incoming, evaluate), drafts.read_checkpoint(archive))
 
 
-def _carry_out(tools: Tools, intent: Intent, incoming: Incoming, evaluate: Any, checkpoint: Saved | None) -> Outcome:
+def _ready(tools: Tools, intent: Intent, incoming: Incoming, evaluate: Any) -> Ready:
+    recipe, archive = tools.recipe, tools.archive
+    encoding = encoding_for(incoming.raw, recipe, archive.manifest(intent.onto)["encoding"])
+    held = encoding.part(raw_data(evaluate, recipe, labelled=True)) if intent.judged else None
+    return Ready(incoming, encoding, archive.belief(intent.onto), held)
+
+
+def _carry_out(tools: Tools, intent: Intent, ready: Ready, checkpoint: Saved | None) -> Outcome:
     try:
-        outcome = _learn(tools, intent, incoming, evaluate, checkpoint)
+        outcome = _learn(tools, intent, ready, checkpoint)
     except HOPELESS:
         tools.archive.drop_drafts()
         raise
@@ -170,13 +202,10 @@ def _carry_out(tools: Tools, intent: Intent, incoming: Incoming, evaluate: Any, 
     return outcome
 
 
-def _learn(tools: Tools, intent: Intent, incoming: Incoming, evaluate: Any, checkpoint: Saved | None) -> Outcome:
+def _learn(tools: Tools, intent: Intent, ready: Ready, checkpoint: Saved | None) -> Outcome:
     archive, recipe = tools.archive, tools.recipe
-    encoding = encoding_for(incoming.raw, recipe, archive.manifest(intent.onto)["encoding"])
-    part = encoding.part(incoming.raw)
-    # Read before anything is learned: a held-out file that is missing must not cost a night.
-    held = encoding.part(raw_data(evaluate, recipe, labelled=True)) if intent.judged else None
-    prior = archive.belief(intent.onto).to(next(tools.network.parameters()).device)
+    part = ready.encoding.part(ready.incoming.raw)
+    prior = ready.prior.to(next(tools.network.parameters()).device)
     network = beginning(tools.network, recipe, prior)
     likelihood = recipe.make_likelihood()
     before = measure(network, prior, some(part, recipe.seed), likelihood, num_samples=BEFORE_SAMPLES, seed=recipe.seed)
@@ -191,17 +220,17 @@ def _learn(tools: Tools, intent: Intent, incoming: Incoming, evaluate: Any, chec
         progress=tools.progress,
         checkpointing=Checkpointing(save=keep, resume_from=checkpoint, **tools.checkpointing),
     )
-    after, verdict = _judged(tools, intent, network, posterior, held)
+    after, verdict = _judged(tools, intent, network, posterior, ready.held)
     past = [manifest["metrics"]["before"] for manifest in _absorptions(archive, intent.onto)]
     findings = Findings(
         before=before,
         after=after,
         verdict=verdict,
         surprises=tuple(surprises(before, past)),
-        overlaps=incoming.overlaps,
+        overlaps=ready.incoming.overlaps,
         update=update,
     )
-    manifest = _manifest(recipe, intent, incoming, encoding, findings)
+    manifest = _manifest(recipe, intent, ready, findings)
     id = archive.put(posterior.to("cpu"), manifest, model_card(manifest))
     promoted = _record(archive, intent, id, verdict)
     return Outcome(belief=id, part=intent.part, promoted=promoted, **vars(findings))
@@ -254,9 +283,7 @@ def _record(archive: Archive, intent: Intent, id: str, verdict: Verdict | None) 
     return promoted
 
 
-def _manifest(
-    recipe: Recipe, intent: Intent, incoming: Incoming, encoding: Encoding, findings: Findings
-) -> dict[str, Any]:
+def _manifest(recipe: Recipe, intent: Intent, ready: Ready, findings: Findings) -> dict[str, Any]:
     assert findings.update is not None, "what was just learned has its report"
     after, verdict, update = findings.after, findings.verdict, findings.update
     return {
@@ -264,11 +291,11 @@ def _manifest(
         "kind": "absorb",
         "parent": intent.onto,
         "parents": [intent.onto],
-        "part": incoming.record(),
-        "forced": incoming.forced,
+        "part": ready.incoming.record(),
+        "forced": ready.incoming.forced,
         "overlaps": [asdict(overlap) for overlap in findings.overlaps],
         "configuration": plain_settings(recipe.settings_with(intent.settings)),
-        "encoding": encoding.to_json(),
+        "encoding": ready.encoding.to_json(),
         "metrics": {"before": dict(findings.before), "after": None if after is None else dict(after)},
         "gate": verdict.to_json() if verdict else None,
         "surprises": [asdict(each) for each in findings.surprises],

@@ -15,7 +15,7 @@ from postprior.networks.belief import Belief
 
 Measures = Mapping[str, float]
 
-MOST_EXAMPLES = 5_000
+MOST_EXAMPLES = 2_000
 """A new part's score under the old belief is taken from so many examples at most: it is an estimate anyway."""
 
 BINS = 15
