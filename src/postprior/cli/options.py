@@ -40,6 +40,10 @@ def settings(assignments: list[str] | None, **named: Any) -> dict[str, Any]:
     kinds = typing.get_type_hints(Settings)
     for name, text in pairs("--set", assignments).items():
         checked_names({name: text})
+        if name == "augment":
+            raise SettingError(
+                "augment is a function, which no text can be: augment in the function that gives the data"
+            )
         if name in found:
             raise SettingError(f"{name} is given twice, by --{name.replace('_', '-')} and by --set: leave one")
         found[name] = _typed(name, text, kinds[name])
@@ -100,8 +104,6 @@ def _typed(name: str, text: str, kind: Any) -> Any:
             except ValueError:
                 continue
     words = {bool: "true or false", int: "a whole number", float: "a number", type(None): "none"}
-    if not kinds:
-        raise SettingError(f"{name} cannot be given as text: augment in the function that gives the data")
     raise SettingError(f"{name}={text!r}: expected {' or '.join(words[each] for each in kinds)}")
 
 

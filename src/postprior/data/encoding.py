@@ -22,6 +22,9 @@ Moments = tuple[float | Sequence[float], float | Sequence[float]]
 Normalise = Literal["standard", "none", "unit"] | Moments
 """By the first part's own mean and sd; not at all; pixels by 255 and nothing else; by the mean and sd given."""
 
+WAYS = ("standard", "none", "unit")
+"""What ``Normalise`` may be by name."""
+
 AS_IT_IS = "what a function returns is fed as it is"
 
 
@@ -48,8 +51,7 @@ class Encoding:
         if not self.forms:
             raise SettingError("an encoding has at least one input, found none")
         for what, names in (("columns", self.columns), ("classes", self.classes or ())):
-            if len(set(names)) < len(names):
-                raise SettingError(f"{what} are {quoted(names)}, expected each once")
+            check_once(what, names)
         shapes = {name: form.shape for name, form in self.forms.items()}
         if self.columns and shapes != {ALONE: (len(self.columns),)}:
             raise SettingError(f"inputs have the shapes {shapes}, expected one input of {len(self.columns)} columns")
@@ -179,11 +181,22 @@ class Encoding:
         return torch.from_numpy(numbers)
 
 
+def check_once(what: str, names: Sequence[str]) -> None:
+    """Raise a SettingError where a name is there twice."""
+    if len(set(names)) < len(names):
+        raise SettingError(f"{what} are {quoted(names)}, expected each once")
+
+
+def check_way(how: object) -> None:
+    """Raise a SettingError where this is no way to normalise, as far as can be told before there are data."""
+    if how not in WAYS if isinstance(how, str) else len(cast(Sequence[Any], how)) != 2:
+        raise SettingError(f"normalise={how!r}: expected {', '.join(map(repr, WAYS))}, or (mean, sd)")
+
+
 def _fitted(table: Table, name: str, form: Form, how: Normalise) -> Form:
     """The form with the mean and sd that are asked for."""
     if isinstance(how, str):
-        if how not in ("standard", "none", "unit"):
-            raise SettingError(f"normalise={how!r}: expected 'standard', 'none', 'unit', or (mean, sd)")
+        check_way(how)
         if how == "none" or form.kind in ("integers", "booleans") or (how == "unit" and form.kind == "floats"):
             return form
         mean, sd = ((0.0,), (255.0,)) if how == "unit" else _moments(table, name)

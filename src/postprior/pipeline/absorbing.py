@@ -16,6 +16,7 @@ from postprior.errors import (
     DivergedError,
     NetworkError,
     PartError,
+    RacedError,
     SettingError,
     StoreError,
 )
@@ -43,7 +44,7 @@ HELDOUT_SAMPLES = 30
 OWN = (HEAD, CHAMPION, CANDIDATE)
 """Aliases with a meaning, which are moved by verbs of their own."""
 
-HOPELESS = (PartError, DivergedError, SettingError, BeliefError, NetworkError, DataError)
+HOPELESS = (PartError, DivergedError, SettingError, BeliefError, NetworkError, DataError, RacedError)
 """What goes wrong again if it is tried again: nothing is left to resume."""
 
 

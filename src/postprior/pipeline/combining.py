@@ -9,7 +9,7 @@ from postprior.errors import BeliefError, StoreError
 from postprior.learning.combine import product
 from postprior.networks.belief import Belief
 from postprior.pipeline import drafts
-from postprior.pipeline.absorbing import CANDIDATE, HEAD
+from postprior.pipeline.absorbing import CANDIDATE, HEAD, check_alias
 from postprior.pipeline.lineage import Manifest, counted_parts, family_tree, place_of
 from postprior.pipeline.recipe import Recipe, described, plain_settings
 from postprior.serving.card import model_card
@@ -26,6 +26,8 @@ def merge(archive: Archive, network: nn.Module, refs: Sequence[str], base: str, 
     learned is left out.
     """
     drafts.refuse_unfinished(archive)
+    if into != HEAD:
+        check_alias(into)
     root, ids = archive.resolve(base), [archive.resolve(ref) for ref in refs]
     if len(ids) < 2 or len(set(ids)) < len(ids):
         raise StoreError(f"merge takes two beliefs or more, each once; found {', '.join(refs) or 'none'}")

@@ -58,7 +58,7 @@ def receive(data: Any, name: str | None, recipe: Recipe, known: Sequence[Mapping
     """Read a part and compare it with the records of all parts that the belief has ``known``."""
     raw = raw_data(data, recipe, labelled=True)
     hashed = fingerprint(raw)
-    name = name or default_name(data, hashed.fingerprint)
+    name = default_name(data, hashed.fingerprint) if name is None else name
     if not NAME.fullmatch(name):
         raise SettingError(f"part {name!r:.80}: expected a name of 1 to 200 printable characters")
     forced, overlaps = False, list[Overlap]()

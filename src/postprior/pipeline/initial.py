@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from postprior.data.encoding import Encoding
+from postprior.data.encoding import Encoding, check_once, check_way
 from postprior.errors import DataError, NetworkError, SettingError
 from postprior.learning import likelihoods
 from postprior.learning.likelihoods import Likelihood
@@ -79,6 +79,8 @@ class Plan:
                 f"the likelihood is a function of your own, and no store holds code: choose among {known}"
             )
         settings_of(self.settings)
+        check_way(self.normalise)
+        check_once("classes", self.classes or ())
         if self.carried and (self.pretrained_sd is None) == (self.old_data is None):
             raise SettingError(
                 "pretrained weights need a width: give either pretrained_sd (one number) or old_data (Laplace)"

@@ -7,15 +7,12 @@ from postprior.data.encoding import Encoding
 from postprior.errors import StoreError
 from postprior.networks.belief import Belief
 from postprior.pipeline import drafts
-from postprior.pipeline.absorbing import CANDIDATE, CHAMPION, HEAD
+from postprior.pipeline.absorbing import CHAMPION, HEAD, check_alias
 from postprior.pipeline.lineage import family_tree
 from postprior.pipeline.recipe import Recipe, described, plain_settings
 from postprior.serving.card import model_card
 from postprior.store.archive import Archive
 from postprior.store.journal import Entry
-
-OWN = (HEAD, CHAMPION, CANDIDATE)
-"""Aliases with a meaning, which are moved by verbs of their own."""
 
 
 def acknowledge_first(archive: Archive, recipe: Recipe, belief: Belief, encoding: Encoding | None) -> str:
@@ -50,7 +47,7 @@ def rollback(archive: Archive, to: str | None) -> Entry:
     Nothing is removed, and the parts left behind may be absorbed anew.
     """
     aliases = archive.state().aliases
-    target = archive.resolve(to or f"{HEAD}~1")
+    target = archive.resolve(f"{HEAD}~1" if to is None else to)
     behind = family_tree(archive, target)
     if target not in family_tree(archive, aliases[HEAD]):
         raise StoreError(
@@ -64,8 +61,7 @@ def rollback(archive: Archive, to: str | None) -> Entry:
 
 def alias(archive: Archive, name: str, ref: str | None) -> Entry:
     """Point an alias of one's own at a belief; None takes the alias away."""
-    if name in OWN:
-        raise StoreError(f"{name} is moved by absorb, promote and rollback alone: choose another name")
+    check_alias(name)
     aliases = archive.state().aliases
     if ref is None and name not in aliases:
         raise StoreError(f"{name} is no alias: there are {', '.join(sorted(aliases))}")

@@ -109,16 +109,15 @@ class Store:
         warning.
         """
         with self.archive.locked(wait):
-            alias = branch or HEAD
-            aliases = self.archive.state().aliases
-            base = onto or (alias if alias in aliases else HEAD)
+            alias = HEAD if branch is None else branch
+            growing = alias if alias in self.archive.state().aliases else HEAD
             asked = Asked(
                 data=data,
                 part=part,
                 evaluate=evaluate,
                 gate=gate,
                 repeat=allow_repeat,
-                onto=self.archive.resolve(base),
+                onto=self.archive.resolve(growing if onto is None else onto),
                 alias=alias,
                 promote=promote,
                 settings=settings,

@@ -92,7 +92,10 @@ class Archive:
         backend = backend_at(address)
         data, where = backend.read(STORE), backend.where(STORE)
         if data is None:
-            raise StoreError(f"{backend.address} holds no store: {where} is missing")
+            raise StoreError(
+                f"{backend.address} holds no store: {where} is missing; check the address, or make one "
+                "(`postprior init`)"
+            )
         header = unseal(data, where)
         if not isinstance(header.get("recipe"), dict):
             raise damaged(where, "it holds no recipe")
@@ -198,7 +201,10 @@ class Archive:
         return None if data is None else unstamp(data, self._backend.where(file))
 
     def write_draft(self, name: str, data: bytes) -> None:
-        """Keep something of work in progress, in place of what stood under this name."""
+        """Keep something of work in progress, in place of what stood under this name.
+
+        Unlike what is acknowledged, it may be as it was before once the machine has crashed.
+        """
         self._backend.replace(f"{DRAFTS}/{check_name(name, 'draft')}", stamp(data))
 
     def drop_drafts(self) -> None:
