@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from postprior import Store
 from postprior.errors import PartError, StoreError
+from postprior.pipeline.absorbing import HELDOUT_SAMPLES
 from postprior.pipeline.reporting import gather
 from postprior.serving.report import Event, Report, page
 from serving import chromium
@@ -59,9 +60,8 @@ def test_every_part_is_there_with_what_was_measured(eventful: Store) -> None:
     found = report_of(eventful)
     names = ["day-1", "day-2", "day-3", "half-old", "day-1 again"]
     assert [each.name for each in found.parts] == names
-    for each, entry in zip(
-        found.parts, reversed([e for e in eventful.log("head") if e.event == "absorb"]), strict=True
-    ):
+    absorbed = [entry for entry in eventful.log("head") if entry.event == "absorb"]
+    for each, entry in zip(found.parts, reversed(absorbed), strict=True):
         assert entry.belief is not None
         manifest = eventful.show(entry.belief)
         assert each.before == manifest["metrics"]["before"]
@@ -75,6 +75,20 @@ def test_every_part_is_there_with_what_was_measured(eventful: Store) -> None:
     facts = dict(found.facts)
     assert (facts["Parts"], facts["Examples"]) == ("4", "240")
     assert facts["Weights"] == str(3 * 8 + 8 + 8 * 2 + 2)
+
+
+def test_a_part_that_was_stopped_is_shown_where_it_was_met(eventful: Store) -> None:
+    found = report_of(eventful, at=eventful.show("left")["parent"])  # day-3: what day-4 led to was rolled back
+    assert [each.name for each in found.parts] == ["day-1", "day-2", "day-3"]
+    (day_4,) = (entry.belief for entry in eventful.log() if entry.about.get("part") == "day-4")
+    found = report_of(eventful, at=day_4)
+    assert [each.name for each in found.parts if each.stopped] == ["mislabelled"]
+    stopped = found.parts[-1]
+    (entry,) = (entry for entry in eventful.log() if entry.about.get("part") == "mislabelled")
+    assert entry.belief is not None
+    assert stopped.after == eventful.show(entry.belief)["metrics"]["after"]
+    assert stopped.remarks == ("stopped by its gate",)
+    assert dict(found.facts)["Parts"] == "4"
 
 
 def test_the_journal_is_told_whole(eventful: Store) -> None:
@@ -99,7 +113,8 @@ def test_the_journal_is_told_whole(eventful: Store) -> None:
     moved = [event.details[0].text for event in found.events if event.title == "An alias was moved"]
     assert re.fullmatch(r"kept from part \S+ \(\w{8}\), to nothing: it was taken away", moved[0])
     assert re.fullmatch(r"kept to part \S+ \(\w{8}\)", moved[1])
-    assert badges(told["Beliefs multiplied"])[0] == "merged"
+    merged = told["Beliefs multiplied"].details[0]
+    assert re.fullmatch(r"part left \(\w{8}\) and part right \(\w{8}\)", merged.text)
     assert badges(told["Part half-old divided out"])[0] == "approximate"
     assert "overlap" in badges(told["Part half-old learned"])
     assert "repeat" in badges(told["Part day-1 again learned"])
@@ -130,7 +145,7 @@ def test_what_held_out_data_tell_is_what_the_store_answers(eventful: Store) -> N
     found = report_of(eventful, (x, y)).held_out
     assert found is not None
     assert found.measures == eventful.evaluate((x, y), at="head")
-    answer = eventful.predict(x, at="head")
+    answer = eventful.predict(x, at="head", num_samples=HELDOUT_SAMPLES)
     assert answer.entropy is not None
     assert answer.mutual_information is not None
     order = answer.entropy.argsort(descending=True, stable=True).tolist()
@@ -231,7 +246,7 @@ def test_a_regression_doubts_in_its_own_unit(tmp_path: Path) -> None:
     whole = report_of(store, numbers(2))
     found = whole.held_out
     assert found is not None
-    answer = store.predict(numbers(2)[0], at="head")
+    answer = store.predict(numbers(2)[0], at="head", num_samples=HELDOUT_SAMPLES)
     sd = answer.variance.sqrt().flatten()
     assert [each.number for each in found.examples] == sd.argsort(descending=True, stable=True).tolist()[:24]
     assert found.examples[0].doubt == pytest.approx(float(sd.max()), rel=1e-6)

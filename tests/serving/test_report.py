@@ -24,6 +24,7 @@ SIZES = {
     "none": report(0, layers=(), layers_about="The first belief has none before it.", held_out=None),
     "one": report(1),
     "six": report(6),
+    "stopped": report(parts=[learned(1), learned(2, stopped=True), learned(3)]),
     "thousand": report(1000),
     "regression": report(
         parts=[learned(i, before={"nll": -2.0, "rmse": 0.4}, after={"rmse": 0.3 / i}) for i in range(1, 5)],
@@ -52,7 +53,10 @@ def test_the_numbers_of_every_part_are_in_the_page(size: str) -> None:
         for line in chart["lines"]:
             assert len(line["values"]) == len(parts)
             if name in ("accuracy", "nll", "ece", "rmse"):
-                assert line["values"] == [getattr(part, line["label"]).get(name) for part in parts]
+                measured = [part.before if line["label"] == "before" else part.after for part in parts]
+                shown = [line["label"] == "before" or part.stopped == (line["label"] == "stopped") for part in parts]
+                expected = [each.get(name) if show else None for each, show in zip(measured, shown, strict=True)]
+                assert line["values"] == expected
     rows = re.findall(r'<th scope="row" class="text">([^<]*)</th>', html)
     assert rows == [part.name for part in parts]
 
@@ -137,7 +141,7 @@ def test_it_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     assert path.read_text(encoding="utf-8") == page(report(2))
     with pytest.raises(StoreError, match=r"there is no folder .*missing; make it first"):
         write(report(), tmp_path / "missing" / "report.html")
-    with pytest.raises(StoreError, match="it is a folder; give the name of a file"):
+    with pytest.raises(StoreError, match="is a folder: give the name of a file"):
         write(report(), tmp_path)
     assert list(tmp_path.iterdir()) == [path]
 
@@ -167,7 +171,7 @@ DRAWN = """
     probe.fillRect(0, 0, 1, 1);
     return [...probe.getImageData(0, 0, 1, 1).data];
   };
-  const [before, after] = [rgb("--before"), rgb("--after")];
+  const [before, after, bad] = [rgb("--before"), rgb("--after"), rgb("--bad")];
   const near = (data, i, color) => [0, 1, 2].every((c) => Math.abs(data[i + c] - color[c]) < 8) && data[i + 3] > 200;
   return Object.fromEntries([...document.querySelectorAll("[data-chart]")].map((place) => {
     const canvas = place.querySelector("canvas");
@@ -177,11 +181,11 @@ DRAWN = """
       for (let i = 0; i < data.length; i += 4) found += near(data, i, color);
       return found;
     };
-    return [place.dataset.chart, { before: count(before), after: count(after) }];
+    return [place.dataset.chart, { before: count(before), after: count(after), bad: count(bad) }];
   }));
 })()
 """
-"""How many pixels each chart has in the colors of its two lines."""
+"""How many pixels each chart has in the colors of its lines."""
 
 UNFOLD = "document.querySelectorAll('details').forEach((each) => (each.open = true))"
 

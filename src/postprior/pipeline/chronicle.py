@@ -37,7 +37,7 @@ def named(id: str, manifests: Mapping[str, Manifest]) -> str:
 
 def _event(entry: Entry, manifests: Mapping[str, Manifest], moves: list[Detail], marks: tuple[str, ...]) -> Event:
     manifest = manifests[entry.belief] if entry.belief is not None else {}
-    title, tone, details = TELLERS.get(entry.event, _told_plainly)(entry, manifest)
+    title, tone, details = TELLERS.get(entry.event, _told_plainly)(entry, manifest, manifests)
     return Event(
         sequence=entry.sequence,
         time=entry.time,
@@ -52,7 +52,8 @@ def _event(entry: Entry, manifests: Mapping[str, Manifest], moves: list[Detail],
 Told = tuple[str, Tone, list[Detail]]
 
 
-def _told_plainly(entry: Entry, manifest: Manifest) -> Told:
+def _told_plainly(entry: Entry, manifest: Manifest, manifests: Mapping[str, Manifest]) -> Told:
+    del manifests
     titles = {
         "init": "The first belief, before any part",
         "promote": "Promoted",
@@ -63,7 +64,8 @@ def _told_plainly(entry: Entry, manifest: Manifest) -> Told:
     return titles.get(entry.event, entry.event.capitalize()), tone, _gate(manifest)
 
 
-def _told_absorb(entry: Entry, manifest: Manifest) -> Told:
+def _told_absorb(entry: Entry, manifest: Manifest, manifests: Mapping[str, Manifest]) -> Told:
+    del manifests
     part, passed = manifest["part"], bool(entry.about.get("passed", True))
     title = f"Part {part['id']} {'learned' if passed else 'stopped by its gate'}"
     counted = f"{part['num_examples']:,} examples"
@@ -78,14 +80,14 @@ def _told_absorb(entry: Entry, manifest: Manifest) -> Told:
     return title, "good" if passed else "bad", [*details, *_gate(manifest)]
 
 
-def _told_merge(entry: Entry, manifest: Manifest) -> Told:
+def _told_merge(entry: Entry, manifest: Manifest, manifests: Mapping[str, Manifest]) -> Told:
     del entry
-    merged = ", ".join(parent[:SHORT] for parent in manifest["parents"])
+    merged = " and ".join(named(parent, manifests) for parent in manifest["parents"])
     return "Beliefs multiplied", "good", [Detail("merged", merged), *_gate(manifest)]
 
 
-def _told_forget(entry: Entry, manifest: Manifest) -> Told:
-    del entry
+def _told_forget(entry: Entry, manifest: Manifest, manifests: Mapping[str, Manifest]) -> Told:
+    del entry, manifests
     return (
         f"Part {manifest['forgotten']['part']} divided out",
         "warning",
@@ -93,7 +95,7 @@ def _told_forget(entry: Entry, manifest: Manifest) -> Told:
     )
 
 
-TELLERS: dict[str, Callable[[Entry, Manifest], Told]] = {
+TELLERS: dict[str, Callable[[Entry, Manifest, Mapping[str, Manifest]], Told]] = {
     "absorb": _told_absorb,
     "merge": _told_merge,
     "forget": _told_forget,

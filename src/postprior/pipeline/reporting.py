@@ -46,7 +46,7 @@ def gather(tools: Tools, data: Any = None, at: str = "head", num_samples: int = 
             if named_id is not None and named_id not in manifests:
                 manifests[named_id] = archive.manifest(named_id)
     belief = archive.belief(id)
-    parts = _learned(entries, tree, counted_parts(tree, id))
+    parts = _met(entries, manifests, tree, counted_parts(tree, id))
     held_out = None if data is None else _held_out(tools, id, belief, data, num_samples)
     layers, layers_about = _layers(tools, tree, id, belief)
     return Report(
@@ -64,14 +64,20 @@ def gather(tools: Tools, data: Any = None, at: str = "head", num_samples: int = 
     )
 
 
-def _learned(entries: list[Entry], tree: Mapping[str, Manifest], counted: Mapping[str, Any]) -> list[Learned]:
-    """The parts in the belief's past, in the order of the journal; the tree alone would not order branches."""
-    order = dict.fromkeys(entry.belief for entry in entries if entry.belief in tree)
+def _met(
+    entries: list[Entry], manifests: Mapping[str, Manifest], tree: Mapping[str, Manifest], counted: Mapping[str, Any]
+) -> list[Learned]:
+    """The parts that the belief and its ancestors met, in the order of the journal; the tree alone orders no branches.
+
+    Among them are those that a gate stopped. What another branch learned, or was rolled back, is not.
+    """
+    absorbed = {entry.belief: entry for entry in entries if entry.event == "absorb"}
     parts: list[Learned] = []
-    for id in order:
+    for id, entry in absorbed.items():
         assert id is not None
-        manifest = tree[id]
-        if manifest["kind"] == "absorb":
+        manifest = manifests[id]
+        stopped = id not in tree and manifest["parent"] in tree and not entry.about.get("passed", True)
+        if id in tree or stopped:
             parts.append(
                 Learned(
                     name=manifest["part"]["id"],
@@ -80,18 +86,19 @@ def _learned(entries: list[Entry], tree: Mapping[str, Manifest], counted: Mappin
                     after=manifest["metrics"]["after"] or {},
                     surprise={each["measure"]: each["score"] for each in manifest.get("surprises") or ()},
                     kl=(manifest.get("update") or {}).get("kl"),
-                    remarks=_remarks(manifest, forgotten=id not in counted),
+                    remarks=_remarks(manifest, stopped=stopped, forgotten=id in tree and id not in counted),
+                    stopped=stopped,
                 )
             )
     return parts
 
 
-def _remarks(manifest: Manifest, *, forgotten: bool) -> tuple[str, ...]:
+def _remarks(manifest: Manifest, *, stopped: bool, forgotten: bool) -> tuple[str, ...]:
     remarks = [Overlap(**each).sentence for each in manifest.get("overlaps") or ()]
     if manifest.get("forced"):
         remarks.append("absorbed before, and allowed to count again")
     if manifest.get("gate") and not manifest["gate"]["passed"]:
-        remarks.append("its gate failed, and it was built upon all the same")
+        remarks.append("stopped by its gate" if stopped else "its gate failed, and it was built upon all the same")
     if forgotten:
         remarks.append("divided out again since")
     return tuple(remarks)

@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
-from postprior.errors import MissingExtraError
+from postprior.errors import MissingExtraError, StoreError
 from postprior.store.files import naming, staged, sync
 
 ASSETS = Path(__file__).with_name("assets")
@@ -37,7 +37,7 @@ LOOKS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Learned:
-    """One part that the belief has learned."""
+    """One part that the belief, or one before it, has met."""
 
     name: str
     num_examples: int
@@ -50,6 +50,8 @@ class Learned:
     kl: float | None = None
     """From the belief before, in nats."""
     remarks: tuple[str, ...] = ()
+    stopped: bool = False
+    """Whether its gate stopped it: the belief went on without it."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,7 @@ class Report:
     marks: tuple[str, ...]
     facts: Sequence[tuple[str, str]]
     parts: Sequence[Learned]
-    """In the order in which they were learned."""
+    """In the order in which they were met."""
     threshold: float
     """The surprise above which someone should look."""
     layers: Sequence[Layer]
@@ -167,11 +169,10 @@ def write(report: Report, path: str | os.PathLike[str]) -> Path:
 def check_place(path: str | os.PathLike[str]) -> Path:
     """The path, or a StoreError where no file can be put there: to be asked before the long work."""
     path = Path(path)
-    with naming(path):
-        if not path.parent.is_dir():
-            raise FileNotFoundError(f"there is no folder {path.parent}; make it first")
-        if path.is_dir():
-            raise IsADirectoryError("it is a folder; give the name of a file in it, such as report.html")
+    if not path.parent.is_dir():
+        raise StoreError(f"{path} cannot be written: there is no folder {path.parent}; make it first")
+    if path.is_dir():
+        raise StoreError(f"{path} is a folder: give the name of a file in it, such as report.html")
     return path
 
 
@@ -204,7 +205,7 @@ def page(report: Report) -> str:
 @dataclass(frozen=True)
 class _Line:
     label: str
-    color: Literal["before", "after"]
+    color: Literal["before", "after", "bad"]
     values: list[float | None]
     """One a part."""
 
@@ -237,14 +238,17 @@ def _charts(report: Report, measures: Sequence[str]) -> list[_Chart]:
             MEASURES[name],
             [
                 _Line("before", "before", [part.before.get(name) for part in parts]),
-                _Line("after", "after", [part.after.get(name) for part in parts]),
+                _Line("after", "after", [None if part.stopped else part.after.get(name) for part in parts]),
+                _Line("stopped", "bad", [part.after.get(name) if part.stopped else None for part in parts]),
             ],
         )
         for name in measures
     ]
     surprises = [_Line(label, color, [part.surprise.get(name) for part in parts]) for name, label, color in SURPRISES]
     charts.append(_Chart("surprise", "Surprise, deviations", surprises, report.threshold))
-    charts.append(_Chart("kl", "KL by part, nats", [_Line("KL", "after", [part.kl for part in parts])]))
+    charts.append(
+        _Chart("kl", "KL by part, nats", [_Line("KL", "after", [None if p.stopped else p.kl for p in parts])])
+    )
     return [drawn for chart in charts if (drawn := _drawn(chart)).lines]
 
 

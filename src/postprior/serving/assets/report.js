@@ -33,7 +33,8 @@ function line({ label, color: role }, _, all) {
     width: 2,
     dash: role === "before" && all.length > 1 ? [7, 3] : [],
     spanGaps: true,
-    points: { show: few, size: 7, fill: color(role) },
+    points: { show: few || role === "bad", size: 7, fill: color(role) },
+    ...(role === "bad" ? { paths: () => null } : {}),
     value: (_, value) => shown(value),
   };
 }
