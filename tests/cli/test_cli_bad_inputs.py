@@ -5,7 +5,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from bad_inputs import CASES, MODULES, MOST_BYTES, Bad
+from bad_inputs import CASES
+from bad_makers import MODULES, MOST_BYTES, Bad
 from prepared_store import Run, content
 
 FEWEST = 60
