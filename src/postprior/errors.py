@@ -57,5 +57,9 @@ class FailedRunsError(PostpriorError, RuntimeError):
     """Some of many runs could not be done; the others are kept."""
 
 
+class WorkersError(PostpriorError, RuntimeError):
+    """Workers on other cores or machines cannot be reached, or died too often."""
+
+
 class MissingExtraError(PostpriorError, ImportError):
     """An optional package is needed for what was asked."""

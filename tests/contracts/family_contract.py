@@ -254,11 +254,11 @@ class FamilyContract(ABC):
         assert gaps == pytest.approx([gaps[0]] * len(gaps), rel=1e-9, abs=1e-9)
         restored = product.natural()
         assert restored is not None
-        quotient = self.family.from_natural(restored - second)
+        quotient = self.family.from_natural(restored + second * -1)
         for name, value in one.state_dict().items():
             torch.testing.assert_close(quotient.state_dict()[name], value, rtol=1e-9, atol=1e-9)
         with pytest.raises(BeliefError, match=r"(\d+) of \1 (weights|kernels) would have no positive precision"):
-            self.family.from_natural(second - first - second)
+            self.family.from_natural(first * -0.5)
 
     # Frozen copies.
 

@@ -56,7 +56,7 @@ def test_parts_learned_apart_and_multiplied_are_parts_learned_in_turn() -> None:
     for part in parts:
         in_turn = bayes(in_turn, part)
     apart = [bayes(base, part) for part in parts]
-    assert_equal(in_turn, product(network, apart, [base] * 3), 1e-12)
+    assert_equal(in_turn, product(network, [*((each, 1.0) for each in apart), (base, -3.0)]), 1e-12)
 
 
 def test_a_part_divided_out_was_never_seen() -> None:
@@ -64,15 +64,24 @@ def test_a_part_divided_out_was_never_seen() -> None:
     first, second, third = (orthogonal_part(seed) for seed in range(3))
     before = bayes(base, first)
     after = bayes(before, second)
-    found = product(network, [bayes(after, third), before], [after])
+    found = product(network, [(bayes(after, third), 1.0), (before, 1.0), (after, -1.0)])
     assert_equal(bayes(before, third), found, 1e-12)
+
+
+def test_powers_need_not_be_whole() -> None:
+    network, base = line()
+    learned = bayes(base, orthogonal_part(0))
+    half = product(network, [(base, 0.5), (learned, 0.5)])
+    again = product(network, [(half, 2.0), (base, -1.0)])
+    torch.testing.assert_close(again.mean(), learned.mean(), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(again.sd(), learned.sd(), rtol=1e-12, atol=1e-12)
 
 
 def test_evidence_that_is_not_there_cannot_be_taken_out() -> None:
     network, base = line()
     learned = bayes(base, orthogonal_part(0))
     with pytest.raises(BeliefError, match="weight: 3 of 3 weights would have no positive precision"):
-        product(network, [base, base], [learned])
+        product(network, [(base, 2.0), (learned, -1.0)])
 
 
 def kernels(family: str) -> tuple[nn.Module, Callable[[int], Belief]]:
@@ -95,7 +104,7 @@ def test_natural_parameters_add_up_in_every_layer(family: str) -> None:
     network, learned = kernels(family)
     base = learned(0)
     one, two = learned(1, base), learned(2, base)
-    merged = product(network, [one, two], [base])
+    merged = product(network, [(one, 1.0), (two, 1.0), (base, -1.0)])
     for name in base.weights.keys() - base.points:
         flat = (merged, one, two, base)
         precisions = [torch.linalg.inv(_covariance(belief, name)) for belief in flat]
@@ -125,11 +134,11 @@ def test_running_statistics_are_those_of_all_that_was_seen() -> None:
 
     base = learn(postprior.first_belief(network), 0)
     apart, in_turn = [learn(base, seed) for seed in (1, 2)], learn(learn(base, 1), 2)
-    merged = product(network, apart, [base])
+    merged = product(network, [*((each, 1.0) for each in apart), (base, -1.0)])
     assert merged.counts == in_turn.counts == {"0": 90}
     for name in ("0.running_mean", "0.running_var"):
         torch.testing.assert_close(merged.buffers[name], in_turn.buffers[name], rtol=1e-10, atol=1e-10)
-    forgotten = product(network, [in_turn, base], [learn(base, 1)])
+    forgotten = product(network, [(in_turn, 1.0), (base, 1.0), (learn(base, 1), -1.0)])
     assert forgotten.counts == {"0": 60}
     for name in ("0.running_mean", "0.running_var"):
         torch.testing.assert_close(forgotten.buffers[name], learn(base, 2).buffers[name], rtol=1e-10, atol=1e-10)
@@ -139,18 +148,18 @@ def test_what_has_no_product_is_refused_by_name() -> None:
     network, base = line()
     flow = postprior.first_belief(network, "multiplicative")
     with pytest.raises(BeliefError, match="weight: Multiplicative beliefs have no product in closed form"):
-        product(network, [flow, flow], [flow])
+        product(network, [(flow, 2.0), (flow, -1.0)])
     with pytest.raises(BeliefError, match="weight is Factorized in one belief and Multiplicative in another"):
-        product(network, [base, flow], [base])
+        product(network, [(base, 1.0), (flow, 1.0)])
     other = nn.Linear(3, 2, bias=False).double()
     with pytest.raises(BeliefError, match="different networks: weight differs in shape"):
-        product(network, [base, postprior.first_belief(other)], [base])
+        product(network, [(base, 1.0), (postprior.first_belief(other), 1.0)])
     with pytest.raises(BeliefError, match="only one of them has bias"):
-        product(network, [base, postprior.first_belief(nn.Linear(3, 1).double())], [base])
+        product(network, [(base, 1.0), (postprior.first_belief(nn.Linear(3, 1).double()), 1.0)])
     point = postprior.first_belief(network, "point")
     moved = replace(point, weights={"weight": postprior.FAMILIES["point"].from_tensors({"value": torch.ones(1, 3)})})
     with pytest.raises(BeliefError, match="weight: is known by a single value that changed"):
-        product(network, [point, moved], [point])
+        product(network, [(point, 1.0), (moved, 1.0)])
 
 
 def test_divergence_by_layer_is_the_kl_of_its_tensors() -> None:

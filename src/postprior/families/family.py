@@ -36,8 +36,9 @@ class Natural:
     def __add__(self, other: "Natural") -> "Natural":
         return Natural(self.precision + other.precision, self.shift + other.shift)
 
-    def __sub__(self, other: "Natural") -> "Natural":
-        return Natural(self.precision - other.precision, self.shift - other.shift)
+    def __mul__(self, power: float) -> "Natural":
+        """Of the distribution to this power."""
+        return Natural(power * self.precision, power * self.shift)
 
 
 class Family(nn.Module, ABC):

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import reduce
-from operator import add, sub
+from operator import add
 
 import torch
 from torch import Tensor, nn
@@ -23,34 +23,34 @@ SHOWN = 3
 
 
 @torch.no_grad()
-def product(network: nn.Module, plus: Sequence[Belief], minus: Sequence[Belief]) -> Belief:
-    """The normalised product of ``plus`` over ``minus``, in natural parameters and float64.
+def product(network: nn.Module, powers: Sequence[tuple[Belief, float]]) -> Belief:
+    """The normalised product of beliefs, each to its power, in natural parameters and float64.
 
-    K beliefs that learned different parts from one base: plus=them, minus=[base] x (K - 1). It is exact where the
-    families hold the true posteriors, and an approximation where they do not. A BeliefError where a family has no
+    K beliefs that learned different parts from one base: each to the power 1, and the base to 1 - K. It is exact where
+    the families hold the true posteriors, and an approximation where they do not. A BeliefError where a family has no
     product, where more evidence would go than there is, or where the beliefs are not about the same weights.
     """
-    everyone = [*plus, *minus]
-    for other in everyone[1:]:
-        _check_alike(plus[0], other)
+    model = powers[0][0]
+    for other, _ in powers[1:]:
+        _check_alike(model, other)
     weights: dict[str, Family] = {}
     wrong: list[str] = []
-    for name, first in plus[0].weights.items():
+    for name in model.weights:
         try:
-            weights[name] = _factor(first, [b.weights[name] for b in plus], [b.weights[name] for b in minus])
+            weights[name] = _factor([(belief.weights[name], power) for belief, power in powers])
         except BeliefError as error:
             wrong.append(f"{name}: {error}")
     if wrong:
         rest = f"; and {len(wrong) - SHOWN} more tensors" if len(wrong) > SHOWN else ""
         raise BeliefError("; ".join(wrong[:SHOWN]) + rest)
-    buffers, counts = _statistics(network, plus, minus)
+    buffers, counts = _statistics(network, powers)
     return Belief(
         weights=weights,
-        held=plus[0].held,
+        held=model.held,
         buffers=buffers,
         counts=counts,
-        num_parts=sum(b.num_parts for b in plus) - sum(b.num_parts for b in minus),
-        num_examples=sum(b.num_examples for b in plus) - sum(b.num_examples for b in minus),
+        num_parts=round(sum(power * belief.num_parts for belief, power in powers)),
+        num_examples=round(sum(power * belief.num_examples for belief, power in powers)),
     )
 
 
@@ -74,39 +74,35 @@ def _divergence(posterior: Family, prior: Family) -> float:
     return sum(float(kl(posterior, prior, posterior.draw(generator))) for _ in range(count)) / count
 
 
-def _factor(first: Family, plus: Sequence[Family], minus: Sequence[Family]) -> Family:
+def _factor(powers: Sequence[tuple[Family, float]]) -> Family:
+    first = powers[0][0]
     if isinstance(first, Point):
-        if all(_same(first.location, other.location) for other in (*plus, *minus)):
+        if all(_same(first.location, other.location) for other, _ in powers):
             return first
         raise BeliefError("is known by a single value that changed, which cannot be multiplied: keep it frozen")
-    naturals = [[family.natural() for family in side] for side in (plus, minus)]
-    some = [[natural for natural in side if natural is not None] for side in naturals]
-    if some != naturals:
+    terms = [natural * power for family, power in powers if (natural := family.natural()) is not None]
+    if len(terms) < len(powers):
         raise BeliefError(f"{type(first).__name__} beliefs have no product in closed form; absorb in sequence instead")
-    combined = reduce(sub, some[1], reduce(add, some[0]))
-    return type(first).from_natural(combined).to(first.location.dtype)
+    return type(first).from_natural(reduce(add, terms)).to(first.location.dtype)
 
 
-def _statistics(
-    network: nn.Module, plus: Sequence[Belief], minus: Sequence[Belief]
-) -> tuple[dict[str, Tensor], dict[str, int]]:
-    buffers, counts = dict(plus[0].buffers), dict(plus[0].counts)
+def _statistics(network: nn.Module, powers: Sequence[tuple[Belief, float]]) -> tuple[dict[str, Tensor], dict[str, int]]:
+    model = powers[0][0]
+    buffers, counts = dict(model.buffers), dict(model.counts)
     tracked: set[str] = set()
-    for name, layer in normalisation.tracking_layers(network, plus[0].held).items():
+    for name, layer in normalisation.tracking_layers(network, model.held).items():
         prefix = f"{name}." if name else ""
         mean, variance = f"{prefix}running_mean", f"{prefix}running_var"
-        kept = [[(b.counts.get(name, 0), b.buffers[mean], b.buffers[variance]) for b in side] for side in (plus, minus)]
-        count, *values = normalisation.combined(layer, *kept)
+        kept = [((b.counts.get(name, 0), b.buffers[mean], b.buffers[variance]), power) for b, power in powers]
+        count, *values = normalisation.combined(layer, kept)
         for buffer, value in zip((mean, variance), values, strict=True):
             buffers[buffer] = value.to(buffers[buffer].dtype)
         tracked |= {mean, variance}
         if count:
             counts[name] = count
     for name in buffers.keys() - tracked:
-        if not all(_same(buffers[name], b.buffers[name]) for b in (*plus, *minus)):
-            raise BeliefError(
-                f"the buffer {name} changed in one of the beliefs, and nothing tells how two of it combine"
-            )
+        if not all(_same(buffers[name], belief.buffers[name]) for belief, _ in powers):
+            raise BeliefError(f"the buffer {name} changed in one of the beliefs, and nothing tells how to combine it")
     return buffers, counts
 
 

@@ -133,16 +133,15 @@ def accumulate(layers: Layers, counts: Mapping[str, int], seen: Mapping[str, Any
     return after
 
 
-def combined(layer: _NormBase, plus: Sequence[Kept], minus: Sequence[Kept]) -> Kept:
-    """The running statistics of all that ``plus`` saw, without what ``minus`` did: moments add up and come off."""
-    terms = [(1, kept) for kept in plus] + [(-1, kept) for kept in minus]
-    signed = [(sign, _kept(layer, *kept)) for sign, kept in terms if kept[0]]
-    count = sum(sign * moments.count for sign, moments in signed)
+def combined(layer: _NormBase, powers: Sequence[tuple[Kept, float]]) -> Kept:
+    """The running statistics behind beliefs multiplied to these powers: moments add up, and come off below zero."""
+    signed = [(power, _kept(layer, *kept)) for kept, power in powers if kept[0]]
+    count = round(sum(power * moments.count for power, moments in signed))
     if not count:
-        return 0, plus[0][1], plus[0][2]
+        return powers[0][0]
     # About one of the means, since squares of the values themselves would leave few digits of a small variance.
     centre = signed[0][1].mean
-    shares = [(sign * moments.count / count, moments) for sign, moments in signed]
+    shares = [(power * moments.count / count, moments) for power, moments in signed]
     gaps = [moments.mean - centre for _, moments in shares]
     gap = _sum(share * each for (share, _), each in zip(shares, gaps, strict=True))
     variance = _sum(share * moments.variance for share, moments in shares)

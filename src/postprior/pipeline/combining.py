@@ -40,7 +40,7 @@ def merge(archive: Archive, network: nn.Module, refs: Sequence[str], base: str, 
     if into == HEAD and aliases[HEAD] not in whole:
         raise StoreError("head has learned what these beliefs have not: merge it too, or name another alias (--into)")
     parent = archive.belief(root)
-    belief = product(network, [archive.belief(id) for id in ids], [parent] * (len(ids) - 1))
+    belief = product(network, [*((archive.belief(id), 1.0) for id in ids), (parent, 1.0 - len(ids))])
     encoding = _common_encoding(refs, [trees[id][id]["encoding"] for id in ids])
     about = {"kind": "merge", "parent": root, "parents": ids, "encoding": encoding}
     moves = {CANDIDATE, into}
@@ -60,7 +60,8 @@ def forget(archive: Archive, network: nn.Module, part: str) -> Entry:
     place = place_of(counted_parts(tree, head), part)
     before = tree[place]["parent"]
     try:
-        belief = product(network, [archive.belief(head), archive.belief(before)], [archive.belief(place)])
+        powers = {head: 1.0, before: 1.0, place: -1.0} if head != place else {before: 1.0}
+        belief = product(network, [(archive.belief(id), power) for id, power in powers.items()])
     except BeliefError as error:
         cure = "Go back to before it (rollback) and absorb the later parts again"
         raise BeliefError(f"part {part} cannot be divided out: {error}. {cure}") from error
