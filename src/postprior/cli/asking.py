@@ -16,7 +16,7 @@ def evaluate(
     store: options.StoreAt,
     data: options.Data,
     at: options.At = "champion",
-    samples: options.Samples = 100,
+    samples: options.Samples = None,
     seed: Annotated[int, typer.Option(help="Of the weight samples.")] = 0,
     device: options.Device = "cpu",
     json_: options.Json = False,
@@ -32,7 +32,7 @@ def evaluate(
     from postprior.pipeline.store import Store
 
     opened = Store.open(store, device=device)
-    found = opened.evaluate(data, at=at, num_samples=samples, seed=seed)
+    found = opened.evaluate(data, at=at, seed=seed, **options.given(num_samples=samples))
     if json_:
         screen.document({"belief": opened.archive.resolve(at), "measures": found})
     else:
@@ -46,7 +46,7 @@ def predict(
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="A .parquet, .csv or .npz, a row each.")
     ] = None,
     at: options.At = "champion",
-    samples: options.Samples = 100,
+    samples: options.Samples = None,
     seed: Annotated[int, typer.Option(help="Of the weight samples.")] = 0,
     device: options.Device = "cpu",
     json_: options.Json = False,
@@ -69,7 +69,7 @@ def predict(
         Predictions.writer(output)
     opened = Store.open(store, device=device)
     id = opened.archive.resolve(at)
-    found = opened.predict(data, at=id, num_samples=samples, seed=seed)
+    found = opened.predict(data, at=id, seed=seed, **options.given(num_samples=samples))
     rows = len(found.mean)
     if output is not None:
         found.write(output)

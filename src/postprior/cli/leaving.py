@@ -14,7 +14,9 @@ def export(
         Path, typer.Option("--output", "-o", metavar="FILE", help="A .onnx file, or a .pt2 of torch.export.")
     ],
     at: options.At = "champion",
-    samples: Annotated[int, typer.Option(min=1, metavar="K", help="Weight samples baked in.")] = 30,
+    samples: Annotated[
+        int | None, typer.Option(min=1, metavar="K", help="Weight samples baked in, if not the usual number.")
+    ] = None,
     mean: Annotated[bool, typer.Option("--mean", help="The mean weights alone: smaller, without doubts.")] = False,
     seed: Annotated[int, typer.Option(help="Of the weight samples.")] = 0,
     like: Annotated[
@@ -32,8 +34,10 @@ def export(
     [dim]# one network instead of thirty[/dim]
     postprior export digits -o model.pt2 --mean
     """
+    from postprior.pipeline.exporting import SERVED_SAMPLES
     from postprior.pipeline.store import Store
 
+    samples = samples or SERVED_SAMPLES
     opened = Store.open(store)
     id = opened.archive.resolve(at)
     path = opened.export(output, at=id, num_samples=samples, at_mean=mean, seed=seed, like=like)

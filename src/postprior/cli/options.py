@@ -17,7 +17,9 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout,
 At = Annotated[str, typer.Option(metavar="REF", help="The belief: an alias, an id or its beginning, head~3.")]
 Wait = Annotated[bool, typer.Option("--wait", help="Wait while another process works on the store.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")]
-Samples = Annotated[int, typer.Option(min=1, metavar="K", help="Weight samples that are averaged over.")]
+Samples = Annotated[
+    int | None, typer.Option(min=1, metavar="K", help="Weight samples that are averaged over, if not the usual number.")
+]
 
 Epochs = Annotated[int | None, typer.Option(help="Passes over a part.", rich_help_panel=LEARNING)]
 Temperature = Annotated[
@@ -36,7 +38,7 @@ def settings(assignments: list[str] | None, **named: Any) -> dict[str, Any]:
     """The settings that were given, whether by an option of their own or by --set, each of its type."""
     from postprior.learning.settings import Settings, checked_names
 
-    found: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
+    found = given(**named)
     kinds = typing.get_type_hints(Settings)
     for name, text in pairs("--set", assignments).items():
         checked_names({name: text})
@@ -67,6 +69,11 @@ def pairs(option: str, assignments: list[str] | None) -> dict[str, str]:
             raise SettingError(f"{option} {name} is given twice: leave one")
         found[name] = value.strip()
     return found
+
+
+def given(**options: Any) -> dict[str, Any]:
+    """Those that were given: the others have their defaults where they are used."""
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def split(names: str | None) -> list[str] | None:
