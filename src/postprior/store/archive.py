@@ -201,10 +201,7 @@ class Archive:
         return None if data is None else unstamp(data, self._backend.where(file))
 
     def write_draft(self, name: str, data: bytes) -> None:
-        """Keep something of work in progress, in place of what stood under this name.
-
-        Unlike what is acknowledged, it may be as it was before once the machine has crashed.
-        """
+        """Keep something of work in progress, in place of what stood under this name."""
         self._backend.replace(f"{DRAFTS}/{check_name(name, 'draft')}", stamp(data))
 
     def drop_drafts(self) -> None:

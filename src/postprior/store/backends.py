@@ -1,7 +1,7 @@
 """What a store asks of the place where it lies."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,9 +25,14 @@ class Backend(ABC):
     def read_all(self, names: Sequence[str]) -> list[bytes | None]:
         """Many files, together where that is faster."""
 
-    @abstractmethod
     def put(self, name: str, data: bytes | Path) -> bool:
         """Bring a new file, whole and durable, unless one stands there; whether what stands there now is this one."""
+        folder, _, file = name.rpartition("/")
+        return self.put_all(folder, {file: data})[file]
+
+    @abstractmethod
+    def put_all(self, folder: str, files: Mapping[str, bytes | Path]) -> dict[str, bool]:
+        """The same for several files of one folder; until it returns, any of them may be there, and any missing."""
 
     @abstractmethod
     def replace(self, name: str, data: bytes) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from postprior.errors import StoreError
 from postprior.networks.belief import Belief
 from postprior.store.backends import Backend
-from postprior.store.files import digest_of, naming
+from postprior.store.files import digest_of, naming, syncing
 from postprior.store.manifest import from_plain, to_plain
 from postprior.store.sealed import FORMAT, ID, canonical, check_id, damaged, digest, plain, seal, unseal
 from postprior.store.tensors import dump_tensors, read_tensors
@@ -37,14 +37,17 @@ def write_belief(backend: Backend, belief: Belief, manifest: Mapping[str, Any], 
     with backend.staged() as path:
         with naming(where.format(TENSORS)):
             dump_tensors(path, tensors, {"belief": about})
-            checksum = digest_of(path)
+            with syncing(path):
+                checksum = digest_of(path)
         id = _identity(content, checksum)
         if backend.read(f"{FOLDER}/{id}/{MANIFEST}") is not None:
             read_manifest(backend, id)
             return id
-        _put_tensors(backend, f"{FOLDER}/{id}/{TENSORS}", path, checksum)
-    words = card.encode("utf-8", "backslashreplace")
-    if not backend.put(f"{FOLDER}/{id}/{CARD}", words):
+        words = card.encode("utf-8", "backslashreplace")
+        ours = backend.put_all(f"{FOLDER}/{id}", {TENSORS: path, CARD: words})
+        if not ours[TENSORS]:
+            _mend_tensors(backend, f"{FOLDER}/{id}/{TENSORS}", path, checksum)
+    if not ours[CARD]:
         # Whoever came first wrote it of the same belief; perhaps with another date, and died before the manifest.
         words = backend.read(f"{FOLDER}/{id}/{CARD}") or words
     content |= {"id": id, "time": now(), "versions": _versions(), "files": {TENSORS: checksum, CARD: digest(words)}}
@@ -136,9 +139,7 @@ def _identity(manifest: Mapping[str, Any], checksum: str) -> str:
     return digest(canonical({**lasting, TENSORS: checksum}))
 
 
-def _put_tensors(backend: Backend, name: str, path: Path, checksum: str) -> None:
-    if backend.put(name, path):
-        return
+def _mend_tensors(backend: Backend, name: str, path: Path, checksum: str) -> None:
     with backend.fetched(name) as standing:
         if digest_of(standing) == checksum:
             return

@@ -7,6 +7,7 @@ import os
 import shutil
 import weakref
 from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
@@ -68,6 +69,15 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+@contextmanager
+def syncing(path: Path) -> Generator[None]:
+    """Brings a file to the disk while it is read."""
+    with ThreadPoolExecutor(1) as pool:
+        synced = pool.submit(sync, path)
+        yield
+        synced.result()
 
 
 def digest_of(path: Path) -> str:

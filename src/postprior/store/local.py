@@ -3,7 +3,7 @@
 import errno
 import os
 import shutil
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import final
@@ -19,6 +19,8 @@ class LocalBackend(Backend):
 
     def __init__(self, root: Path) -> None:
         self.address, self._root = str(root), root
+        self._lasting = {root}
+        """Folders whose names are on the disk and are never removed."""
 
     def read(self, name: str) -> bytes | None:
         with naming(self.where(name), "read"):
@@ -30,18 +32,11 @@ class LocalBackend(Backend):
     def read_all(self, names: Sequence[str]) -> list[bytes | None]:
         return [self.read(name) for name in names]
 
-    def put(self, name: str, data: bytes | Path) -> bool:
-        with naming(self.where(name)):
-            if isinstance(data, bytes):
-                with self.staged() as path:
-                    path.write_bytes(data)
-                    return self.put(name, path)
-            target = self._root / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            sync(data)
-            ours = _linked(data, target, self._root / ".linking")
-            self._sync_folders(target)
-            return ours
+    def put_all(self, folder: str, files: Mapping[str, bytes | Path]) -> dict[str, bool]:
+        ours = {name: self._placed(f"{folder}/{name}".lstrip("/"), data) for name, data in files.items()}
+        with naming(self.where(folder)):
+            self._sync_folders(self._root / folder)
+        return ours
 
     def replace(self, name: str, data: bytes) -> None:
         with naming(self.where(name)), self.staged() as path:
@@ -50,7 +45,7 @@ class LocalBackend(Backend):
             path.write_bytes(data)
             sync(path)
             path.replace(target)
-            self._sync_folders(target)
+            self._sync_folders(target.parent)
 
     def remove(self, name: str) -> None:
         with naming(self.where(name), "removed"):
@@ -68,7 +63,10 @@ class LocalBackend(Backend):
     @contextmanager
     def staged(self) -> Generator[Path]:
         with naming(self.address):
+            missing = [folder for folder in (self._root, *self._root.parents) if not folder.exists()]
             self._root.mkdir(parents=True, exist_ok=True)
+            for folder in missing:
+                sync(folder.parent)
         with ExitStack() as stack:
             stack.callback(self.claim().release)
             with naming(self.address):
@@ -115,12 +113,25 @@ class LocalBackend(Backend):
         # Whoever sweeps has seen that nobody writes.
         return float("inf")
 
-    def _sync_folders(self, target: Path) -> None:
+    def _placed(self, name: str, data: bytes | Path) -> bool:
+        with naming(self.where(name)):
+            if isinstance(data, bytes):
+                with self.staged() as path:
+                    path.write_bytes(data)
+                    return self._placed(name, path)
+            target = self._root / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            sync(data)
+            return _linked(data, target, self._root / ".linking")
+
+    def _sync_folders(self, folder: Path) -> None:
+        chain = (folder, *folder.parents)
         # A new file is a name in its folder, which may itself be a new name in the folder above.
-        for folder in target.parents:
-            sync(folder)
-            if folder == self._root:
+        for each in chain:
+            sync(each)
+            if each in self._lasting:
                 break
+        self._lasting.update(each for each in chain if each.parent == self._root)
 
 
 def _linked(path: Path, target: Path, lock_path: Path) -> bool:

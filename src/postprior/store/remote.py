@@ -4,7 +4,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, final
@@ -49,7 +49,10 @@ class RemoteBackend(Backend):
         whole = (found.get(path) for path in paths)
         return [data if isinstance(data, bytes) else self.read(name) for name, data in zip(names, whole, strict=True)]
 
-    def put(self, name: str, data: bytes | Path) -> bool:
+    def put_all(self, folder: str, files: Mapping[str, bytes | Path]) -> dict[str, bool]:
+        return {name: self._put(f"{folder}/{name}".lstrip("/"), data) for name, data in files.items()}
+
+    def _put(self, name: str, data: bytes | Path) -> bool:
         whole = data if isinstance(data, bytes) else data.read_bytes()
         try:
             if self._created(self._path(name), whole):

@@ -24,11 +24,13 @@ def dump_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, 
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     path.touch()
     mode = path.stat().st_mode
+    # Safetensors renames a file of its own to this one; in the place of another that is slow on some disks.
+    path.unlink()
     try:
         save_file(plain, path, {HEADER: json.dumps(about)})
     except SafetensorError as error:
         raise OSError(str(error)) from error
-    # Safetensors may have put a file of its own there, which only its owner can read.
+    # Its own may be such that only its owner can read it.
     path.chmod(mode)
 
 
