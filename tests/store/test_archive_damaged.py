@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import random
+import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +21,7 @@ from postprior.store.sealed import seal
 from postprior.store.tensors import read_tensors
 
 Damage = Callable[[bytes], bytes]
+Example = tuple[Path, list[str]]
 
 NUM_FLIPS = 200
 
@@ -93,6 +95,13 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "archive"
 
 
+@pytest.fixture(scope="module")
+def example(tmp_path_factory: pytest.TempPathFactory) -> Example:
+    """An archive that is copied before anything is done to it, and its ids."""
+    root = tmp_path_factory.mktemp("example") / "archive"
+    return root, grown(root, 3)[1]
+
+
 def read_everything(root: Path) -> None:
     """Whatever an error keeps from being read, raises it."""
     archive = Archive.open(root)
@@ -121,15 +130,15 @@ def assert_is_named_and_costs_nothing_more(root: Path, name: str, change: Damage
 
 @pytest.mark.parametrize("change", TORN, ids=lambda change: change.__name__)
 @pytest.mark.parametrize("name", EVERY_JSON)
-def test_a_torn_file_is_named(root: Path, name: str, change: Damage) -> None:
-    _, ids = grown(root, 3)
-    assert_is_named_and_costs_nothing_more(root, name.format(*ids), change, "")
+def test_a_torn_file_is_named(example: Example, root: Path, name: str, change: Damage) -> None:
+    shutil.copytree(example[0], root)
+    assert_is_named_and_costs_nothing_more(root, name.format(*example[1]), change, "")
 
 
 @pytest.mark.parametrize(("name", "change", "message"), FORGED, ids=range(len(FORGED)))
-def test_a_forged_file_is_named(root: Path, name: str, change: Damage, message: str) -> None:
-    _, ids = grown(root, 3)
-    assert_is_named_and_costs_nothing_more(root, name.format(*ids), change, message)
+def test_a_forged_file_is_named(example: Example, root: Path, name: str, change: Damage, message: str) -> None:
+    shutil.copytree(example[0], root)
+    assert_is_named_and_costs_nothing_more(root, name.format(*example[1]), change, message)
 
 
 def test_a_hint_at_an_entry_that_is_not_there_is_a_journal_cut_short(root: Path) -> None:
