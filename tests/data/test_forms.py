@@ -66,8 +66,9 @@ def test_a_part_without_examples() -> None:
     ],
 )
 def test_what_is_no_form(given: dict[str, Any], message: str) -> None:
+    options: dict[str, Any] = {"kind": "floats", **given}
     with pytest.raises(SettingError, match=message):
-        Form(**{"kind": "floats", **given})
+        Form(**options)
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (3, 4), (3, 4, 5)])

@@ -85,6 +85,20 @@ def wrong_header(path: Path) -> Path:
     return path
 
 
+def claimed(descr: str, count: int, content: bytes = b"") -> Any:
+    """Targets that are what their header says, over little content."""
+
+    def make(path: Path) -> Path:
+        header = io.BytesIO()
+        np.lib.format.write_array_header_1_0(header, {"descr": descr, "fortran_order": False, "shape": (count,)})
+        save(path, x=X)
+        with zipfile.ZipFile(path, "a") as archive:
+            archive.writestr("y.npy", header.getvalue() + content)
+        return path
+
+    return make
+
+
 def trapped(path: Path) -> Path:
     return save(path, x=X, y=np.array([Trap(path.with_suffix(".sprung"))] * 6, object))
 
@@ -112,6 +126,16 @@ def one_bit_flipped(path: Path) -> Path:
     ("make", "error", "message"),
     [
         (wrong_header, DataError, r"array 'x' should be float64 of shape \(999, 4\) by its header, which is not what"),
+        (claimed("<i8", 1 << 60), DataError, "array 'y' should be int64 of shape .* which is not what 128 bytes hold"),
+        (claimed("|S0", 1 << 40), DataError, r"array 'y' should be \|S0 of shape .* which is not what 128 bytes hold"),
+        (claimed("<U0", 6), DataError, "array 'y' should be <U0 of shape"),
+        (claimed("|S1", 6, b"\xff" * 6), DataError, "not an .npz file with names in UTF-8"),
+        (
+            claimed("<U1", 6, "abc".encode("utf-32-le") + b"\x00\xd8\0\0" * 3),
+            PartError,
+            "part.npz: the target of example 3 is no text in Unicode; write it anew in UTF-8",
+        ),
+        (claimed(">U1", 6, b"\x7f\xff\xff\xff" * 6), PartError, "target of example 0 is no text in Unicode"),
         (trapped, PartError, "array 'y' holds Python objects, which could only be unpickled, .* np.array"),
         (
             a_pickle,
@@ -165,6 +189,14 @@ def test_two_arrays_of_one_name(tmp_path: Path) -> None:
         archive.writestr("x.npy", b"other")
     with pytest.raises(PartError, match=r"has two columns called 'x'; give each a name of its own"):
         read(path)
+
+
+def test_names_that_lead_elsewhere_are_names_only(tmp_path: Path) -> None:
+    folder = tmp_path / "inner"
+    folder.mkdir()
+    path = save(folder / "part.npz", **{"../../escaped": X, "/absolute": X, "y": Y})
+    assert list(table(path).named_inputs()) == ["../../escaped", "/absolute"]
+    assert [path.name for path in tmp_path.rglob("*")] == ["inner", "part.npz"]
 
 
 def test_a_zip_bomb_takes_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -150,7 +150,8 @@ class Wanted:
         except PostpriorError:
             raise
         except Exception as error:  # decoders raise nearly anything when fed with broken bytes
-            raise DataError(f"{self.where} is truncated, damaged or not {form} ({error}); write it anew") from error
+            said = " ".join(str(error).split())
+            raise DataError(f"{self.where} is truncated, damaged or not {form} ({said}); write it anew") from error
 
 
 def allowed_bytes(given: int | None) -> int:

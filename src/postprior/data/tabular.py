@@ -44,14 +44,21 @@ def read_parquet(wanted: Wanted, file: IO[bytes]) -> Table:
     with wanted.decoding("Parquet"):
         parquet = pa.parquet.ParquetFile(file)
         names = [name for name in parquet.schema_arrow.names if not name.startswith(PANDAS_INDEX)]
+    if parquet.metadata.num_rows == 0:
+        raise no_examples(wanted.where)
     inputs, target = wanted.choose(names)
     columns = [*inputs, *([] if target is None else [target])]
     with wanted.decoding("Parquet"):
         leaves = _chosen(parquet.schema, columns)
         wanted.check_size(_declared_bytes(parquet, leaves), "its columns")
-        # Read in this way, a text or picture that many rows share stays in memory once, as it is in the file.
+        # Read as a dictionary, a text or picture that many rows share stays in memory once, as it is in the file.
         once = [parquet.schema.column(leaf).path for leaf in leaves if _is_text(parquet.schema.column(leaf))]
-        table = pa.parquet.ParquetFile(file, read_dictionary=once).read(columns=columns)
+        # A thread that pyarrow begins may abort the process when it ends, where torch was imported before: have none.
+        parquet = pa.parquet.ParquetFile(file, read_dictionary=once, pre_buffer=False)
+        groups = range(
+            parquet.metadata.num_row_groups
+        )  # pyarrow cannot read pictures of several at once as a dictionary
+        table = pa.concat_tables([parquet.read_row_group(i, columns=columns, use_threads=False) for i in groups])
         table.validate(full=True)  # damage may leave places outside of a column, or bytes that are no text
     return as_table(wanted, table, inputs, target, "parquet")
 
