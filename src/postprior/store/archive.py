@@ -82,9 +82,10 @@ class Archive:
                 f"overwrite what another was promised; choose a server that honours conditional writes"
             )
         # With this file there is a store: it comes last.
-        if not backend.put(STORE, seal(content)):
+        header = seal(content)
+        if not backend.put(STORE, header):
             raise StoreError(f"{backend.address} holds a store already: open it, or choose another place")
-        return cls.open(address)
+        return cls(backend, unseal(header, backend.where(STORE)))
 
     @classmethod
     def open(cls, address: str | os.PathLike[str]) -> Self:

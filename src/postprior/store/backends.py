@@ -35,8 +35,11 @@ class Backend(ABC):
         """The same for several files of one folder; until it returns, any of them may be there, and any missing."""
 
     @abstractmethod
-    def replace(self, name: str, data: bytes) -> None:
-        """Bring a file, whole and durable, in the place of one that may stand there."""
+    def replace(self, name: str, data: bytes, *, durable: bool = True) -> None:
+        """Bring a file, whole, in the place of one that may stand there.
+
+        If it need not be durable, the one before may stand there again once the machine has crashed.
+        """
 
     @abstractmethod
     def remove(self, name: str) -> None:

@@ -94,7 +94,7 @@ class Journal:
             return None
         # If this fails, the entry stands, and is what counts; the next one brings the hint up to date.
         with suppress(StoreError):
-            self._backend.replace(LAST, seal({"sequence": sequence}))
+            self._backend.replace(LAST, seal({"sequence": sequence}), durable=False)
         return self._entry(sequence, data)
 
     def read(self, sequence: int) -> Entry:

@@ -38,14 +38,15 @@ class LocalBackend(Backend):
             self._sync_folders(self._root / folder)
         return ours
 
-    def replace(self, name: str, data: bytes) -> None:
+    def replace(self, name: str, data: bytes, *, durable: bool = True) -> None:
         with naming(self.where(name)), self.staged() as path:
             target = self._root / name
             target.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
             sync(path)
             path.replace(target)
-            self._sync_folders(target.parent)
+            if durable:
+                self._sync_folders(target.parent)
 
     def remove(self, name: str) -> None:
         with naming(self.where(name), "removed"):

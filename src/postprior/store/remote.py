@@ -76,7 +76,8 @@ class RemoteBackend(Backend):
             self._files.pipe_file(path, data)
             return True
 
-    def replace(self, name: str, data: bytes) -> None:
+    def replace(self, name: str, data: bytes, *, durable: bool = True) -> None:
+        del durable  # in one request it is, or it fails
         with self._naming(name):
             self._files.pipe_file(self._path(name), data)
 
