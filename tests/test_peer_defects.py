@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from postprior import Belief, Learner, Settings, absorb, as_part, bayesianize, first_belief
 from postprior.batch import Batch
 from postprior.errors import PartError
-from postprior.families import FAMILIES, Channelwise, Draw, Factorized, frozen, kl
+from postprior.families import FAMILIES, Channelwise, Draw, Factorized, Multiplicative, frozen, kl
 from postprior.learning.likelihoods import Categorical, Custom
 from postprior.learning.objective import Step, divergence, objective, total_kl
 from postprior.networks.convert import gaussian_belief
@@ -318,3 +318,18 @@ def test_defect_9_the_bias_of_a_convolution_is_believed_trained_and_saved(tmp_pa
     assert {f"beliefs.of/{name.replace('.', '/')}" for name in biases} <= {
         key.rpartition(".")[0] for key in bayesianize(network, family).state_dict()
     }
+
+
+@pytest.mark.parametrize("shape", [(3, 2, 2, 4), (3, 2, 5), (3, 4)])
+def test_defect_9_a_multiplier_moves_the_weights_of_its_own_filter_channel_or_input_and_no_others(
+    shape: tuple[int, ...],
+) -> None:
+    ones = torch.ones(shape, dtype=torch.float64)
+    member = Multiplicative.from_gaussian(ones, 0.1 * ones, torch.Generator().manual_seed(0))
+    latent = torch.ones_like(member.latent_mean)
+    latent[(0, 3) if len(shape) == 2 else (2, 0)] = 5.0
+    moments = member.local_moments(Draw(ones, latent))
+    assert moments is not None
+    expected = ones.clone()
+    expected[(slice(None), 3) if len(shape) == 2 else (2, 0)] = 5.0
+    assert torch.equal(moments[0].detach(), expected)
