@@ -187,10 +187,11 @@ LEARN = """
     )
     for family in FAMILIES:
         for local in (False, True):
-            learner = postprior.Learner(network, family=family, epochs=2, seed=1, local_reparameterization=local, score_samples=2)
+            options = {"epochs": 2, "seed": 1, "score_samples": 2, "local_reparameterization": local}
+            learner = postprior.Learner(network, family=family, **options)
             learner.absorb(data(1))
-            update = learner.absorb(data(2))
-            told = update.kl, update.data_term, update.before.nll, float(learner.predict(data(3)[0], num_samples=5).mean[0, 0])
+            update, asked = learner.absorb(data(2)), learner.predict(data(3)[0], num_samples=5)
+            told = update.kl, update.data_term, update.before.nll, float(asked.mean[0, 0])
             print(family, local, torch.get_num_threads(), bytes_of(learner.belief), *(x.hex() for x in told))
 """
 
