@@ -1,14 +1,25 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from postprior.cli import app
+from postprior.cli.exits import MEANINGS, Exit, exit_of
 from postprior.data import datasets
-from postprior.errors import MissingExtraError
+from postprior.errors import (
+    BusyError,
+    MissingExtraError,
+    RacedError,
+    RepeatedPartError,
+    SettingError,
+    StoreError,
+    UnfinishedError,
+)
 
-HEAVY = {"torch", "numpy", "matplotlib", "sklearn", "torchmetrics", "PIL"}
+HEAVY = {"torch", "numpy", "matplotlib", "sklearn", "torchmetrics", "PIL", "safetensors", "jinja2", "fsspec", "pyarrow"}
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -20,7 +31,9 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     return int(left.value.code or 0)
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["data", "--help"], ["data", "fetch", "--help"], ["--version"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["data", "fetch", "--help"], ["absorb", "--help"], ["report", "--help"], ["--version"]]
+)
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     script = (
         "import sys\n"
@@ -76,3 +89,45 @@ def test_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_usage_errors(monkeypatch: pytest.MonkeyPatch, arguments: list[str]) -> None:
     assert run(monkeypatch, *arguments) == 2
+
+
+def test_help_groups_the_verbs_and_tells_the_exit_statuses(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "--help") == 0
+    said = capsys.readouterr().out
+    assert [panel for panel in app.PANELS if panel not in said] == []
+    assert [meaning for meaning in MEANINGS.values() if meaning not in said] == []
+
+
+@pytest.mark.parametrize(
+    "verb", [verb for verbs in app.PANELS.values() for verb in verbs], ids=lambda verb: verb.__name__
+)
+def test_every_verb_teaches(
+    verb: Callable[..., None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, verb.__name__, "--help") == 0
+    said = capsys.readouterr().out
+    assert f"\n postprior {verb.__name__} " in said, "an example"
+
+
+def test_every_status_says_what_it_means() -> None:
+    assert set(MEANINGS) == set(Exit)
+    documented = (Path(__file__).parents[2] / "docs/store.md").read_text(encoding="utf-8")
+    assert [f"| {status.value} |" for status in Exit if f"| {status.value} |" not in documented] == []
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (SettingError("a"), Exit.USAGE),
+        (StoreError("a"), Exit.FAILED),
+        (RacedError("a"), Exit.BUSY),
+        (BusyError("a"), Exit.BUSY),
+        (RepeatedPartError("a"), Exit.REPEATED),
+        (UnfinishedError("a"), Exit.UNFINISHED),
+        (OSError("a"), Exit.FAILED),
+    ],
+)
+def test_the_status_of_an_error(error: Exception, status: Exit) -> None:
+    assert exit_of(error) is status
