@@ -1,6 +1,7 @@
 """`postprior absorb` and `resume`: a part is scored, learned, judged and recorded."""
 
 import importlib.util
+import os
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -121,7 +122,7 @@ def absorb(
 def resume(
     store: options.StoreAt,
     data: Annotated[
-        str | None, typer.Argument(metavar="[DATA]", help="Only where the part was handed over from Python.")
+        str | None, typer.Argument(metavar="DATA", help="Only where the part was handed over from Python.")
     ] = None,
     evaluate: Evaluate = None,
     discard: Annotated[bool, typer.Option("--discard", help="Give the interrupted part up instead.")] = False,
@@ -180,6 +181,8 @@ def _trackers(
     name = lineage or store.address.rstrip("/").rpartition("/")[2]
     told: list[Tracker] = [TensorBoard(tensorboard)] if tensorboard else []
     if mlflow:
+        # Its bars redraw their line in a log too.
+        os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
         told.append(MLflow(name, experiment=experiment, tracking_uri=mlflow, model_name=register))
     return told
 

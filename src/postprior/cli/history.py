@@ -53,7 +53,7 @@ def log(
 
 def show(
     store: options.StoreAt,
-    at: Annotated[str, typer.Argument(metavar="[REF]", help="An alias, an id or its beginning, head~3.")] = "head",
+    at: Annotated[str, typer.Argument(metavar="REF", help="An alias, an id or its beginning, head~3.")] = "head",
     json_: options.Json = False,
 ) -> None:
     """Show one belief: where it comes from, how it was learned, what was measured, which parts it knows.

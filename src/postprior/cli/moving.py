@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def promote(
     store: options.StoreAt,
-    ref: Annotated[str, typer.Argument(metavar="[REF]", help="The belief; otherwise the newest.")] = "candidate",
+    ref: Annotated[str, typer.Argument(metavar="REF", help="The belief; otherwise the newest.")] = "candidate",
     json_: options.Json = False,
 ) -> None:
     """Make a belief the champion, whatever a gate said. Head moves there too, unless it is ahead or aside.
@@ -50,7 +50,7 @@ def rollback(
 def alias(
     store: options.StoreAt,
     name: Annotated[str, typer.Argument(metavar="NAME", help="A name of your own.")],
-    ref: Annotated[str | None, typer.Argument(metavar="[REF]", help="What it is to point at.")] = None,
+    ref: Annotated[str | None, typer.Argument(metavar="REF", help="What it is to point at.")] = None,
     remove: Annotated[bool, typer.Option("--remove", help="Take the name away.")] = False,
     json_: options.Json = False,
 ) -> None:
