@@ -62,21 +62,33 @@ def load_digits() -> tuple[Tensor, Tensor]:
 
 
 def run(
-    family: str, num_parts: int, seed: int, shuffled: bool = False, tell: Callable[[int], Any] = lambda _: None
+    family: str,
+    num_parts: int,
+    seed: int,
+    shuffled: bool = False,
+    tell: Callable[[int], Any] = lambda _: None,
+    *,
+    settings: Settings | None = None,
+    prior_sd: float = PRIOR_SD,
+    set_aside: int = 0,
 ) -> Run:
     """Learn the training images in parts, in the order they were recorded in, so that each part has other writers.
 
     ``shuffled`` makes the parts alike, as the paper has them, in an order that the seed decides beside the network's
     start and all noise. The test images are drawn from all writers, the same ones always. ``tell`` hears of each part.
+    ``set_aside`` training images, the same ones always, take the place of the test images, to choose settings by.
     """
     images, labels = load_digits()
     order = torch.randperm(len(images), generator=seeds.stream("cpu", "digits", "test"))
-    test, train = order[:NUM_TEST], order[NUM_TEST:].sort().values
+    test, train = order[:NUM_TEST], order[NUM_TEST:]
+    if set_aside:
+        test, train = train[:set_aside], train[set_aside:]
+    train = train.sort().values
     if shuffled:
         train = train[torch.randperm(len(train), generator=seeds.stream("cpu", "digits", "order", seed))]
     with seeds.quarantined(torch.device("cpu"), "digits", "network", seed):
         network = SmallConvNet()
-    learner = Learner(network, family=family, prior_sd=PRIOR_SD, seed=seed, settings=SETTINGS[family])
+    learner = Learner(network, family=family, prior_sd=prior_sd, seed=seed, settings=settings or SETTINGS[family])
     probabilities, seconds = [], 0.0
     for number, part in enumerate(train.chunk(num_parts), 1):
         seconds += learner.absorb((images[part], labels[part])).seconds
