@@ -27,6 +27,16 @@ class Batch:
         tensors = (value for _, value in [("", self.targets), *self.inputs()] if isinstance(value, Tensor))
         return next((len(value) for value in tensors if value.dim() > 0), 0)
 
+    def cut(self, start: int, length: int) -> "Batch":
+        """Some of the examples, in order, without targets; tensors that do not count examples stay as they are."""
+        size = len(self)
+
+        def some(value: Any) -> Any:
+            counts = isinstance(value, Tensor) and value.dim() > 0 and len(value) == size
+            return value[start : start + length] if counts else value
+
+        return Batch(tuple(map(some, self.args)), {key: some(value) for key, value in self.kwargs.items()}, None)
+
     def inputs(self) -> list[tuple[str, Any]]:
         """Every input with a name for messages."""
         positional = [("input" if len(self.args) == 1 else f"input {i}", value) for i, value in enumerate(self.args)]

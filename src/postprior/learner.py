@@ -14,6 +14,7 @@ from postprior.data.parts import as_inputs, as_part
 from postprior.errors import SettingError, StoreError
 from postprior.learning import likelihoods, predict
 from postprior.learning.absorb import Update, absorb
+from postprior.learning.forward import ForwardPrecision
 from postprior.learning.likelihoods import Likelihood
 from postprior.learning.objective import Term
 from postprior.learning.predict import Prediction, Score
@@ -101,8 +102,13 @@ class Learner:
         batch_size: int = 500,
         at_mean: bool = False,
         keep_samples: bool = False,
+        precision: ForwardPrecision = "float32",
+        compiled: bool = False,
     ) -> Prediction:
-        """Predictions averaged over weight samples, or with the mean weights; a tuple is several inputs."""
+        """Predictions averaged over weight samples, or with the mean weights; a tuple is several inputs.
+
+        ``precision="bfloat16"`` and ``compiled=True`` make it faster; see ``docs/speed.md``.
+        """
         return predict.predict(
             self.network,
             self._belief,
@@ -113,6 +119,8 @@ class Learner:
             batch_size=batch_size,
             at_mean=at_mean,
             keep_samples=keep_samples,
+            precision=precision,
+            compiled=compiled,
         )
 
     def score(

@@ -1,6 +1,7 @@
 """Predictions: averages over weight samples, their uncertainty, their memory and their seed."""
 
 import math
+import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import postprior
 from postprior.errors import BeliefError, PartError, SettingError
+from postprior.learning import forward
+from postprior.networks.zoo import LeNet5
 
 
 def learned(likelihood: str = "categorical") -> postprior.Learner:
@@ -179,3 +182,84 @@ def test_errors() -> None:
         learner.predict(X[0])
     with pytest.raises(SettingError, match="num_samples=0"):
         learner.predict(X, num_samples=0)
+
+
+# The fast ways of asking.
+
+
+class Mixing(nn.Module):
+    """Every output depends on the other examples of the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x - x.mean(0))
+
+
+def images_and_learner(network: nn.Module) -> tuple[Tensor, postprior.Learner]:
+    images = torch.randn(70, 1, 28, 28, generator=torch.Generator().manual_seed(6))
+    return images, postprior.Learner(network, seed=3, prior_sd="fan_in")
+
+
+def test_pieces_that_stay_in_the_cache_predict_what_the_whole_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    images, learner = images_and_learner(LeNet5())
+    whole = learner.predict(images, num_samples=5, keep_samples=True)  # 70 images are one piece
+    sizes: list[int] = []
+    network = learner.network.forward
+
+    def counted(x: Tensor) -> Tensor:
+        sizes.append(len(x))
+        return network(x)
+
+    monkeypatch.setattr(forward, "NEAR", 16 * 28 * 28)
+    pieces = learner.predict(images, num_samples=5, keep_samples=True)
+    assert whole.samples is not None
+    assert pieces.samples is not None
+    torch.testing.assert_close(pieces.samples, whole.samples, rtol=0, atol=1e-5)
+    torch.testing.assert_close(pieces.mean, whole.mean, rtol=0, atol=1e-5)
+    monkeypatch.setattr(learner.network, "forward", counted)
+    learner.predict(images, num_samples=2)
+    assert sizes == [70, 16, 16, 16, 16, 6, 16, 16, 16, 16, 6]
+
+
+def test_a_network_that_mixes_examples_gets_them_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = postprior.Learner(Mixing(), prior_sd=1.0)
+    whole = learner.predict(X, num_samples=4)
+    monkeypatch.setattr(forward, "NEAR", 12)
+    torch.testing.assert_close(learner.predict(X, num_samples=4).mean, whole.mean, rtol=0, atol=0)
+
+
+def test_bfloat16_predicts_nearly_the_same() -> None:
+    images, learner = images_and_learner(LeNet5())
+    full = learner.predict(images, num_samples=5)
+    half = learner.predict(images, num_samples=5, precision="bfloat16")
+    assert half.mean.dtype == torch.float32
+    gap = (half.mean - full.mean).abs().max()
+    assert 0 < gap < 0.01
+    with pytest.raises(SettingError, match="precision='float16': expected 'float32' or 'bfloat16'"):
+        learner.predict(images, precision="float16")  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler, and there is none here")
+@pytest.mark.filterwarnings("ignore:.*:DeprecationWarning")
+def test_compiled_predicts_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = learned()
+    monkeypatch.setattr(forward, "NEAR", 3 * 8)  # pieces of eight examples, and a rest that is not compiled
+    plain = learner.predict(X, num_samples=3)
+    for _ in range(2):  # the second time with what the first one compiled
+        found = learner.predict(X, num_samples=3, compiled=True)
+        torch.testing.assert_close(found.mean, plain.mean, rtol=0, atol=1e-5)
+
+
+def test_where_nothing_compiles_the_prediction_is_made_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("no compiler found\nand more")
+
+    learner = learned()
+    plain = learner.predict(X, num_samples=3)
+    monkeypatch.setattr(torch, "compile", lambda call, **_: fails)
+    with pytest.warns(UserWarning, match=r"could not be compiled here \(RuntimeError: no compiler found\)"):
+        found = learner.predict(X, num_samples=3, compiled=True)
+    assert torch.equal(found.mean, plain.mean)

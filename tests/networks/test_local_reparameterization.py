@@ -97,7 +97,8 @@ def check_moments(samples: Tensor, mean: Tensor, variance: Tensor) -> None:
 @pytest.fixture
 def ones_for_noise(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """All noise is one, so that a sample is its mean plus one standard deviation."""
-    monkeypatch.setattr(gaussian, "noise", lambda like, generator: torch.ones_like(like))
+    for name in ("noise", "noise_in_order"):
+        monkeypatch.setattr(gaussian, name, lambda like, generator: torch.ones_like(like))
     return iter(())
 
 

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from postprior.batch import Batch, Part
 from postprior.errors import PartError, SettingError
 from postprior.families import Draw
-from postprior.learning.checks import check_finite, check_unknowns, outputs_of, targets_of
+from postprior.learning.checks import check_finite, check_unknowns, targets_of
+from postprior.learning.forward import Forward, ForwardPrecision
 from postprior.learning.likelihoods import Likelihood, Predictive
 from postprior.maths import seeds
-from postprior.networks.bayesian import BayesianNetwork, from_belief, learnable, likelihood_values
+from postprior.networks.bayesian import BayesianNetwork, compiled_calls, from_belief, learnable, likelihood_values
 from postprior.networks.belief import Belief
 
 BATCHES_HELD = 16
@@ -63,17 +64,26 @@ def predict(
     batch_size: int = 500,
     at_mean: bool = False,
     keep_samples: bool = False,
+    precision: ForwardPrecision = "float32",
+    compiled: bool = False,
 ) -> Prediction:
-    """Predictions averaged over weight samples, or of the mean weights, in bounded memory; same seed, same samples."""
+    """Predictions averaged over weight samples, or of the mean weights, in bounded memory; same seed, same samples.
+
+    ``precision="bfloat16"`` computes linear maps in half the digits; ``compiled`` has torch compile the network first,
+    which takes from seconds to a minute, and goes on without where that fails.
+    """
     if num_samples < 1:
         raise SettingError(f"num_samples={num_samples}: expected a whole number from 1")
     check_unknowns(belief, likelihood)
     bayesian = frozen_network(network, belief)
+    forward = Forward(bayesian, precision=precision, compiled=compiled_calls(network) if compiled else None)
     pieces: list[Prediction] = []
     batches = _placed(part, network, batch_size)
     first = 0
     while block := list(islice(batches, BATCHES_HELD)):
-        pieces.append(_predict_block(bayesian, block, likelihood, first, num_samples, seed, at_mean, keep_samples))
+        pieces.append(
+            _predict_block(bayesian, forward, block, likelihood, first, num_samples, seed, at_mean, keep_samples)
+        )
         first += sum(map(len, block))
     if not pieces:
         raise PartError("there is nothing to predict: the inputs hold no example")
@@ -102,13 +112,14 @@ def score_of(
 ) -> Score:
     """The same for a network that is Bayesian already, in the mode it is in."""
     nll, correct, graded, first = 0.0, 0.0, True, 0
+    forward = Forward(bayesian)
     for batch in _placed(part, bayesian.network, batch_size):
         check_finite(batch, first)
         targets = targets_of(batch, first)
         log_probs: list[Tensor] = []
         means: list[Tensor] = []
         for draws in _draws(bayesian, num_samples, seed):
-            outputs = outputs_of(bayesian, draws, batch, first)
+            outputs = forward(draws, batch, first)
             targets = likelihood.check(outputs, targets, first)
             values = likelihood_values(draws)
             log_probs.append(likelihood.log_prob(outputs, targets, values))
@@ -155,6 +166,7 @@ def _draws(bayesian: BayesianNetwork, num_samples: int, seed: int) -> Iterator[M
 @torch.no_grad()
 def _predict_block(
     bayesian: BayesianNetwork,
+    forward: Forward,
     block: list[Batch],
     likelihood: Likelihood,
     first: int,
@@ -167,8 +179,8 @@ def _predict_block(
         check_finite(batch, first + sum(map(len, block[:i])))
     averages, kept = _Averages(), []
     for draws in [bayesian.means()] if at_mean else _draws(bayesian, num_samples, seed):
-        values = likelihood_values(draws)
-        each = [likelihood.predictive(outputs_of(bayesian, draws, b, first), values) for b in block]
+        values, ready = likelihood_values(draws), forward.prepared(draws)
+        each = [likelihood.predictive(forward(ready, batch, first), values) for batch in block]
         averages.add(_concatenate(each))
         kept += [torch.cat([p.mean for p in each]).cpu()] if keep_samples else []
     return averages.prediction(likelihood, torch.stack(kept) if keep_samples else None)

@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import _NormBase  # pyright: ignore[reportPrivat
 
 from postprior.batch import Batch, Part
 from postprior.errors import DivergedError, NetworkError, PartError, SettingError
+from postprior.learning import layerwise
 from postprior.learning.absorb import absorb
 from postprior.learning.checks import check_finite, outputs_of, targets_of
 from postprior.learning.likelihoods import Likelihood, Values
@@ -126,9 +127,10 @@ def fisher_diagonal(
     drawn from the network's prediction; "ggn" is the exact Gauss-Newton diagonal, which "monte_carlo" has as its mean.
     The last two need no targets. All modules are in eval mode; noise to be learned is at the mean of its first prior.
 
-    Gradients are taken for ``batch_size`` examples at once by ``vmap``, in memory of about ``batch_size`` networks.
-    Networks that ``vmap`` refuses (recurrent layers, control flow that looks at data) are asked example by example,
-    from the first batch on.
+    Where all weights belong to linear layers and convolutions, each used once, one pass forward and one backward serve
+    ``batch_size`` examples, and no example's gradient is kept. Other networks have gradients taken by ``vmap``, in
+    memory of about ``batch_size`` networks, or, where ``vmap`` refuses (recurrent layers, control flow that looks at
+    data), example by example.
 
     References:
         Limitations of the empirical Fisher approximation (Kunstner, Balles and Hennig, 2019).
@@ -336,21 +338,26 @@ class _Sums:
 
     def __init__(self, network: nn.Module, weights: Weights) -> None:
         self._network, self._weights = network, weights
-        self._squares = _all_at_once
+        self._ways = [_layer_by_layer, _all_at_once, _one_by_one]  # the fastest first
         self.total = {name: torch.zeros_like(value) for name, value in weights.items()}
 
     def add(self, batch: Batch, vectors: Tensor) -> None:
-        try:
-            new = self._squares(self._network, self._weights, batch, vectors)
-        except torch.OutOfMemoryError:
-            raise
-        except (RuntimeError, ValueError, TypeError, IndexError):
-            if self._squares is _one_by_one:
+        while True:
+            try:
+                new = self._ways[0](self._network, self._weights, batch, vectors)
+                break
+            except torch.OutOfMemoryError:
                 raise
-            self._squares = _one_by_one
-            new = self._squares(self._network, self._weights, batch, vectors)
+            except (RuntimeError, ValueError, TypeError, IndexError):
+                if len(self._ways) == 1:
+                    raise
+                del self._ways[0]
         for name, value in new.items():
             self.total[name] += value
+
+
+def _layer_by_layer(network: nn.Module, weights: Weights, batch: Batch, vectors: Tensor) -> dict[str, Tensor]:
+    return layerwise.squares(network, weights, batch, vectors)
 
 
 def _all_at_once(network: nn.Module, weights: Weights, batch: Batch, vectors: Tensor) -> dict[str, Tensor]:

@@ -1,9 +1,10 @@
 """A network whose weights are sampled from a belief at every call."""
 
 import copy
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +51,8 @@ class BayesianNetwork(nn.Module):
             families[name].requires_grad_(False)
         _share_locations(network, families)
         self._places = _places(network)
+        self.compiled: Callable[..., Any] | None = None
+        """Stands in for the network's own code while it is set; see ``compiled_calls``."""
 
     def families(self) -> dict[str, Family]:
         """The belief about each parameter, by the network's own name."""
@@ -132,12 +135,29 @@ class BayesianNetwork(nn.Module):
 
     def _call(self, draws: Mapping[str, Draw], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         weights = {place: draws[name].weight for place, name in self._places.items() if name in draws}
+        if self.compiled is not None:
+            return self.compiled({**weights, **dict(self.network.named_buffers())}, args, dict(kwargs))
         return functional_call(self.network, weights, args, dict(kwargs), tie_weights=False)
 
     def belief(self, counts: Mapping[str, int] | None = None, *, num_parts: int = 0, num_examples: int = 0) -> Belief:
         """What the network believes now, frozen and detached."""
         buffers = dict(self.network.named_buffers())
         return Belief(self.families(), self.held, buffers, counts or {}, num_parts, num_examples)
+
+
+_COMPILED: WeakKeyDictionary[nn.Module, Callable[..., Any]] = WeakKeyDictionary()
+
+
+def compiled_calls(network: nn.Module) -> Callable[..., Any]:
+    """The network's code in eval mode as a function of its tensors, compiled for each shape it meets, and kept."""
+    if network not in _COMPILED:
+        frame = copy_network(network).eval().requires_grad_(False)
+
+        def call(tensors: dict[str, Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            return functional_call(frame, tensors, args, kwargs, tie_weights=False)
+
+        _COMPILED[network] = torch.compile(call, dynamic=False)
+    return _COMPILED[network]
 
 
 def likelihood_values(draws: Mapping[str, Draw]) -> dict[str, Tensor]:

@@ -111,6 +111,5 @@ class LocalReparameterization(TorchFunctionMode):
         # Squares leave the range of half precision long before the inputs do.
         with torch.autocast(inputs.device.type, enabled=False):
             spread = func(inputs.to(variance.dtype).square(), variance, *no_bias, **others)
-        # Where all inputs are zero the variance is zero, and the slope of its root would be infinite.
-        sd = spread.clamp_min(1e-12).sqrt().to(out.dtype)
-        return out + self._sign * sd * gaussian.noise(out, self._generator)
+        noise = gaussian.noise_in_order(spread, self._generator)
+        return gaussian.sample_given_variance(out, spread, noise if self._sign > 0 else noise.neg_())
