@@ -72,3 +72,28 @@ def test_recorded_parts_and_shuffled_ones_share_the_test_images(monkeypatch: pyt
     assert len(recorded) == 1797 - digits.NUM_TEST
     assert not torch.equal(recorded, shuffled)
     assert torch.equal(recorded.unique(dim=0), shuffled.unique(dim=0))
+
+
+def test_where_images_are_set_aside_the_test_images_are_never_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    learned: list[torch.Tensor] = []
+    asked: list[torch.Tensor] = []
+
+    class Spy(digits.Learner):
+        def absorb(self, data, **settings):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN003, ANN202
+            learned.append(data[0])
+            return super().absorb(data, steps=1)
+
+        def predict(self, inputs, **options):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN003, ANN202
+            asked.append(inputs)
+            return super().predict(inputs, num_samples=1)
+
+    monkeypatch.setattr(digits, "Learner", Spy)
+    digits.run("point", 1, 0)
+    digits.run("point", 2, 0, set_aside=297)
+    train, test, aside = learned[0], asked[0], asked[1]
+    assert torch.equal(asked[1], asked[2])
+    assert (len(train), len(test), len(aside)) == (1297, 500, 297)
+    # Every image occurs once, so that rows tell images apart.
+    again = torch.cat([*learned[1:], aside]).flatten(1)
+    assert len(torch.cat([train, test]).flatten(1).unique(dim=0)) == 1797
+    assert torch.equal(again.unique(dim=0), train.flatten(1).unique(dim=0))
