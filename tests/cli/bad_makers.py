@@ -157,7 +157,9 @@ def fresh(folder: Path) -> None:
 def point(folder: Path) -> None:
     """A store whose beliefs are single values."""
     plan = {"arguments": {"in_features": 3, "num_outputs": 2, "hidden": [4]}, "family": "point", "epochs": 1}
-    Store.create(folder / "point", "mlp", **plan).absorb(folder / "part-0.npz")
+    store = Store.create(folder / "point", "mlp", **plan)
+    for number in range(2):
+        store.absorb(folder / f"part-{number}.npz")
 
 
 def vanished(folder: Path) -> None:

@@ -68,6 +68,20 @@ def test_init_carries_pretrained_weights_over(place: Path, run: Run) -> None:
     assert belief.sd()["features.1.weight"].max() == pytest.approx(0.1)
 
 
+def test_init_takes_the_width_of_pretrained_weights_from_old_data(place: Path, run: Run) -> None:
+    import safetensors.torch
+    import torch
+
+    safetensors.torch.save_file({"classifier.weight": torch.ones(2, 8)}, "w.safetensors")
+    carried = ["--pretrained", "w.safetensors", "--carry", "classifier.weight", "--old-data", "part-0.npz"]
+    ran = run("init", "new", *NETWORK, *carried, "--json")
+    assert ran.code == 0, ran.err
+    store = Store.open("new")
+    assert torch.equal(store.belief().mean()["classifier.weight"], torch.ones(2, 8))
+    assert store.belief().sd()["classifier.weight"].max() < 1.0, "narrower than what nothing is known of"
+    assert store.show()["encoding"] is not None
+
+
 def test_absorb_tells_its_whole_story(place: Path, run: Run) -> None:
     ran = run("absorb", "store", "part-4.npz", "--evaluate", "part-5.npz", "--gate", "nll<=champion+9")
     assert ran.code == 0, ran.err
