@@ -13,6 +13,7 @@ import pytest
 LADDER = (
     *(
         ("errors",),
+        ("parallel",),
         ("distributed",),
         ("batch",),
         ("maths",),

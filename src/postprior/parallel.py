@@ -1,6 +1,7 @@
 """Many tasks at once, on Ray: over the cores of this machine, or over a cluster."""
 
 import os
+import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar, cast, final
@@ -69,7 +70,9 @@ def workers(
     ray = _ray()
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if where == LOCAL:
-        ray.init(num_cpus=count or os.cpu_count(), include_dashboard=False, **quiet)
+        # What this process can import, its workers can, such as a user's own functions.
+        found = {"env_vars": {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}}
+        ray.init(num_cpus=count or os.cpu_count(), include_dashboard=False, runtime_env=found, **quiet)
     else:
         try:
             ray.init(where, **quiet)

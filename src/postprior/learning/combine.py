@@ -55,6 +55,16 @@ def product(network: nn.Module, powers: Sequence[tuple[Belief, float]]) -> Belie
 
 
 @torch.no_grad()
+def check_combines(belief: Belief) -> None:
+    """A BeliefError if beliefs in these families have no product, before anything is learned in vain."""
+    for name, family in belief.weights.items():
+        if not isinstance(family, Point):
+            _factor([(family, 1.0)])
+        elif name not in belief.held:
+            raise BeliefError(f"{name} is a point estimate that learns, and those have no product: freeze it instead")
+
+
+@torch.no_grad()
 def divergence_by_layer(posterior: Belief, prior: Belief) -> dict[str, float]:
     """KL(posterior ‖ prior) in nats, summed over the weights of each layer; points, which have none, are left out."""
     _check_alike(posterior, prior, families=False)

@@ -48,6 +48,22 @@ HOPELESS = (PartError, DivergedError, SettingError, BeliefError, NetworkError, D
 """What goes wrong again if it is tried again: nothing is left to resume."""
 
 
+@dataclass(frozen=True)
+class Target:
+    """Where a new belief belongs."""
+
+    onto: str
+    """The belief it grew from."""
+    alias: str
+    """What points to it from then on: head, or the name of a branch."""
+    promote: bool
+    """Whether it may become the champion."""
+
+    def __post_init__(self) -> None:
+        if self.alias != HEAD:
+            check_alias(self.alias)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Asked:
     """What a user asks of an absorption; data are addresses, or whatever ``as_part`` takes."""
@@ -57,18 +73,11 @@ class Asked:
     evaluate: Any
     gate: str | None
     repeat: bool
-    onto: str
-    alias: str
-    promote: bool
+    target: Target
     settings: Mapping[str, Any]
 
     def __post_init__(self) -> None:
-        if self.alias != HEAD:
-            check_alias(self.alias)
-        if self.gate is not None:
-            parse(self.gate)
-            if self.evaluate is None:
-                raise SettingError(f"gate {self.gate!r} needs data to judge by: give --evaluate, which is not learned")
+        check_gate(self.gate, self.evaluate)
 
     def intent(self, incoming: Incoming) -> Intent:
         """What is kept of it while it is carried out."""
@@ -77,9 +86,9 @@ class Asked:
             data=address_of(self.data),
             part=incoming.name,
             fingerprint=incoming.hashed.fingerprint.digest,
-            onto=self.onto,
-            alias=self.alias,
-            promote=self.promote,
+            onto=self.target.onto,
+            alias=self.target.alias,
+            promote=self.target.promote,
             judged=self.evaluate is not None,
             evaluate=address_of(self.evaluate),
             gate=self.gate,
@@ -149,10 +158,18 @@ class Outcome(Findings):
         return self.verdict is None or self.verdict.passed
 
 
+def check_gate(gate: str | None, evaluate: Any) -> None:
+    """Refuse a gate that cannot be read, or has nothing to judge by, before anything is learned in vain."""
+    if gate is not None:
+        parse(gate)
+        if evaluate is None:
+            raise SettingError(f"gate {gate!r} needs data to judge by: give --evaluate, which is not learned")
+
+
 def begin(tools: Tools, asked: Asked) -> Outcome:
     """Absorb a part that is new; the store is to be locked meanwhile."""
     drafts.refuse_unfinished(tools.archive)
-    known = counted_parts(family_tree(tools.archive, asked.onto), asked.onto)
+    known = counted_parts(family_tree(tools.archive, asked.target.onto), asked.target.onto)
     incoming = receive(asked.data, asked.part, tools.recipe, list(known.values()), asked.repeat)
     intent = asked.intent(incoming)
     ready = _ready(tools, intent, incoming, asked.evaluate)
@@ -221,7 +238,7 @@ def _learn(tools: Tools, intent: Intent, ready: Ready, checkpoint: Saved | None)
         progress=tools.progress,
         checkpointing=Checkpointing(save=keep, resume_from=checkpoint, **tools.checkpointing),
     )
-    after, verdict = _judged(tools, intent, network, posterior, ready.held)
+    after, verdict = judged(tools, intent.gate, network, posterior, ready.held)
     past = [manifest["metrics"]["before"] for manifest in _absorptions(archive, intent.onto)]
     findings = Findings(
         before=before,
@@ -233,13 +250,16 @@ def _learn(tools: Tools, intent: Intent, ready: Ready, checkpoint: Saved | None)
     )
     manifest = _manifest(recipe, intent, ready, findings)
     id = archive.put(posterior.to("cpu"), manifest, model_card(manifest))
-    promoted = _record(archive, intent, id, verdict)
+    target = Target(intent.onto, intent.alias, intent.promote)
+    about = {"part": intent.part, "intent": intent.token}
+    promoted = acknowledge(archive, "absorb", id, target, verdict, about)
     return Outcome(belief=id, part=intent.part, promoted=promoted, **vars(findings))
 
 
-def _judged(
-    tools: Tools, intent: Intent, network: nn.Module, posterior: Belief, held: Part | None
+def judged(
+    tools: Tools, gate: str | None, network: nn.Module, posterior: Belief, held: Part | None
 ) -> tuple[dict[str, float] | None, Verdict | None]:
+    """Measures of held-out data under a new belief, and what its gate says of them."""
     if held is None:
         return None, None
     recipe, archive = tools.recipe, tools.archive
@@ -249,13 +269,13 @@ def _judged(
         return measure(network, belief, held, likelihood, num_samples=HELDOUT_SAMPLES, seed=recipe.seed)
 
     after = ask(posterior)
-    if intent.gate is None:
+    if gate is None:
         return after, None
     champion: dict[str, float] = {}
-    if any(condition.relative for condition in parse(intent.gate)):
+    if any(condition.relative for condition in parse(gate)):
         reigning = archive.belief(archive.state().aliases[CHAMPION])
         champion = ask(reigning.to(next(network.parameters()).device))
-    return after, judge(intent.gate, after, champion)
+    return after, judge(gate, after, champion)
 
 
 def _absorptions(archive: Archive, id: str) -> list[Manifest]:
@@ -268,19 +288,19 @@ def _absorptions(archive: Archive, id: str) -> list[Manifest]:
     return found
 
 
-def _record(archive: Archive, intent: Intent, id: str, verdict: Verdict | None) -> bool:
-    """The acknowledgement: after this the belief is there for good, before it nothing has happened."""
+def acknowledge(archive: Archive, event: str, id: str, target: Target, verdict: Verdict | None, about: Any) -> bool:
+    """After this the belief is there for good, before it nothing has happened; whether it became the champion."""
     moves, expect = {CANDIDATE: id}, dict[str, str | None]()
     passed = verdict is None or verdict.passed
-    promoted = passed and intent.promote and intent.alias == HEAD
+    promoted = passed and target.promote and target.alias == HEAD
     if passed:
-        moves[intent.alias] = id
+        moves[target.alias] = id
     if promoted:
         moves[CHAMPION] = id
-    if intent.alias == HEAD:
-        expect[HEAD] = intent.onto
-    about = {"part": intent.part, "intent": intent.token, "promoted": promoted, "passed": passed}
-    archive.append("absorb", belief=id, moves=moves, expect=expect, about=about)
+    if target.alias == HEAD:
+        expect[HEAD] = target.onto
+    told = {**about, "promoted": promoted, "passed": passed}
+    archive.append(event, belief=id, moves=moves, expect=expect, about=told)
     return promoted
 
 

@@ -95,8 +95,20 @@ def _told_forget(entry: Entry, manifest: Manifest, manifests: Mapping[str, Manif
     )
 
 
+def _told_together(entry: Entry, manifest: Manifest, manifests: Mapping[str, Manifest]) -> Told:
+    del manifests
+    parts, passed = manifest["parts"], bool(entry.about.get("passed", True))
+    title = f"{len(parts)} parts {'learned together' if passed else 'stopped by their gate'}"
+    names = ", ".join(part["id"] for part in parts)
+    counted = f"{sum(part['num_examples'] for part in parts):,} examples, {manifest['rounds']} rounds of refinement"
+    details = [Detail("learned", counted), Detail("parts", names)]
+    details += [Detail("overlap", Overlap(**each).sentence, "warning") for each in manifest["overlaps"]]
+    return title, "good" if passed else "bad", [*details, *_gate(manifest)]
+
+
 TELLERS: dict[str, Callable[[Entry, Manifest, Mapping[str, Manifest]], Told]] = {
     "absorb": _told_absorb,
+    "absorb-together": _told_together,
     "merge": _told_merge,
     "forget": _told_forget,
 }

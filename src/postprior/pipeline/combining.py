@@ -58,6 +58,11 @@ def forget(archive: Archive, network: nn.Module, part: str) -> Entry:
     head = aliases[HEAD]
     tree = family_tree(archive, head)
     place = place_of(counted_parts(tree, head), part)
+    if place not in tree:
+        raise StoreError(
+            f"part {part} was absorbed together with others, and what it added is not kept apart: go back to before "
+            "them (rollback) and absorb the others again"
+        )
     before = tree[place]["parent"]
     try:
         powers = {head: 1.0, before: 1.0, place: -1.0} if head != place else {before: 1.0}

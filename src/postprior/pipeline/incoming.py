@@ -2,12 +2,13 @@
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from postprior.batch import Part
@@ -17,6 +18,7 @@ from postprior.data.parts import as_inputs, as_part
 from postprior.data.readers import read
 from postprior.data.tables import Table
 from postprior.errors import RepeatedPartError, SettingError
+from postprior.pipeline.lineage import Record
 from postprior.pipeline.recipe import Recipe
 
 REPORTED_OVERLAP = 0.05
@@ -54,13 +56,17 @@ class Incoming:
         return {"id": self.name, **self.hashed.fingerprint.to_json()}
 
 
-def receive(data: Any, name: str | None, recipe: Recipe, known: Sequence[Mapping[str, Any]], repeat: bool) -> Incoming:
+def receive(data: Any, name: str | None, recipe: Recipe, known: Sequence[Record], repeat: bool) -> Incoming:
     """Read a part and compare it with the records of all parts that the belief has ``known``."""
     raw = raw_data(data, recipe, labelled=True)
     hashed = fingerprint(raw)
-    name = default_name(data, hashed.fingerprint) if name is None else name
-    if not NAME.fullmatch(name):
-        raise SettingError(f"part {name!r:.80}: expected a name of 1 to 200 printable characters")
+    name = checked_name(data, name, hashed.fingerprint)
+    forced, overlaps = compare(name, hashed, known, repeat)
+    return Incoming(name, raw, hashed, overlaps, forced)
+
+
+def compare(name: str, hashed: Hashed, known: Sequence[Record], repeat: bool) -> tuple[bool, tuple[Overlap, ...]]:
+    """Whether a part repeats one of those known, and what it shares with others; a RepeatedPartError if it may not."""
     forced, overlaps = False, list[Overlap]()
     for record in known:
         old = Fingerprint.from_json(record)
@@ -71,7 +77,15 @@ def receive(data: Any, name: str | None, recipe: Recipe, known: Sequence[Mapping
         share = 1.0 if same_content else overlap(hashed.hashes, old)
         if share >= REPORTED_OVERLAP:
             overlaps.append(Overlap(record["id"], share))
-    return Incoming(name, raw, hashed, tuple(overlaps), forced)
+    return forced, tuple(overlaps)
+
+
+def checked_name(data: Any, name: str | None, found: Fingerprint) -> str:
+    """What the part is called: as the user says, or else as its data do."""
+    name = default_name(data, found) if name is None else name
+    if not NAME.fullmatch(name):
+        raise SettingError(f"part {name!r:.80}: expected a name of 1 to 200 printable characters")
+    return name
 
 
 def raw_data(data: Any, recipe: Recipe, *, labelled: bool) -> Table | Part:
@@ -119,4 +133,7 @@ def _repeated(name: str, earlier: str, same_content: bool) -> str:
 
 
 def _array(values: Any) -> Any:
-    return values.detach().cpu().numpy() if isinstance(values, Tensor) else values
+    if not isinstance(values, Tensor):
+        return values
+    # NumPy has no such type, and every one of its numbers is a float32.
+    return (values.float() if values.dtype == torch.bfloat16 else values).detach().cpu().numpy()

@@ -37,12 +37,17 @@ def family_tree(archive: Archive, id: str) -> dict[str, Manifest]:
 
 
 def counted_parts(tree: Mapping[str, Manifest], id: str) -> dict[str, Record]:
-    """The parts that a belief has learned and not forgotten, each by the belief it was absorbed in, oldest first."""
+    """The parts that a belief has learned and not forgotten, each by where it was absorbed, oldest first.
+
+    That is the belief, with a number after it where several were absorbed together.
+    """
     known: dict[str, dict[str, Record]] = {}
     for at, manifest in tree.items():
         own = {place: record for parent in manifest["parents"] for place, record in known[parent].items()}
         if manifest["kind"] == "absorb":
             own[at] = manifest["part"]
+        if manifest["kind"] == "absorb-together":
+            own |= {f"{at}/{number}": record for number, record in enumerate(manifest["parts"])}
         if manifest["kind"] == "forget":
             del own[manifest["forgotten"]["absorbed_in"]]
         known[at] = own
@@ -50,7 +55,7 @@ def counted_parts(tree: Mapping[str, Manifest], id: str) -> dict[str, Record]:
 
 
 def place_of(parts: Mapping[str, Record], name: str) -> str:
-    """The belief that a part was absorbed in, the last where there are several; a StoreError where there is none."""
+    """Where a part was absorbed, the last where there are several; a StoreError where there is none."""
     places = [place for place, record in parts.items() if record["id"] == name]
     if not places:
         names = [record["id"] for record in parts.values()]

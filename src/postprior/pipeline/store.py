@@ -15,7 +15,7 @@ from postprior.learning.predict import predict
 from postprior.learning.training import Progress
 from postprior.networks.belief import Belief
 from postprior.pipeline import absorbing, combining, drafts, exporting, moving
-from postprior.pipeline.absorbing import CANDIDATE, CHAMPION, HEAD, HELDOUT_SAMPLES, Asked, Outcome, Tools
+from postprior.pipeline.absorbing import CANDIDATE, CHAMPION, HEAD, HELDOUT_SAMPLES, Asked, Outcome, Target, Tools
 from postprior.pipeline.exporting import SERVED_SAMPLES
 from postprior.pipeline.incoming import encoding_for, raw_data
 from postprior.pipeline.initial import Plan, first
@@ -24,6 +24,7 @@ from postprior.pipeline.measures import measure
 from postprior.pipeline.predictions import Predictions
 from postprior.pipeline.recipe import Recipe, build
 from postprior.pipeline.reporting import write_report
+from postprior.pipeline.together import Crowd, Gathered, absorb_together
 from postprior.serving.trackers import Tracker
 from postprior.store.archive import Archive
 from postprior.store.audit import Problem
@@ -109,22 +110,56 @@ class Store:
         warning.
         """
         with self.archive.locked(wait):
-            alias = HEAD if branch is None else branch
-            growing = alias if alias in self.archive.state().aliases else HEAD
             asked = Asked(
                 data=data,
                 part=part,
                 evaluate=evaluate,
                 gate=gate,
                 repeat=allow_repeat,
-                onto=self.archive.resolve(growing if onto is None else onto),
-                alias=alias,
-                promote=promote,
+                target=self._target(branch, onto, promote),
                 settings=settings,
             )
             outcome = absorbing.begin(self._tools(progress, stop, every_seconds), asked)
         exporting.track(self._tools(), outcome, trackers)
         return outcome
+
+    def absorb_together(
+        self,
+        data: Sequence[Any],
+        *,
+        parallel: str = "local",
+        workers: int | None = None,
+        rounds: int = 0,
+        evaluate: Any = None,
+        gate: str | None = None,
+        branch: str | None = None,
+        onto: str | None = None,
+        promote: bool = True,
+        wait: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+        **settings: Any,
+    ) -> Gathered:
+        """Absorb several parts at once on Ray's workers, and multiply what they learned: merging, in one go.
+
+        ``parallel`` is "local" or the address of a cluster, which has to reach the data and hold this package.
+        ``rounds`` of refinement let every worker learn again, knowing what the others found; each part counts once all
+        the same. ``progress`` is told how many tasks are done, and of how many. The other keywords are as of
+        ``absorb``. If this process dies, nothing has happened: there is nothing to resume.
+        """
+        crowd = Crowd(parallel=parallel, workers=workers, rounds=rounds)
+        with self.archive.locked(wait):
+            return absorb_together(
+                self._tools(),
+                self._given,
+                self._device,
+                data,
+                crowd=crowd,
+                target=self._target(branch, onto, promote),
+                evaluate=evaluate,
+                gate=gate,
+                settings=settings,
+                progress=progress,
+            )
 
     def resume(
         self,
@@ -276,6 +311,11 @@ class Store:
 
     def _network(self) -> nn.Module:
         return build(self.recipe, self._given, self._device)
+
+    def _target(self, branch: str | None, onto: str | None, promote: bool) -> Target:
+        alias = HEAD if branch is None else branch
+        growing = alias if alias in self.archive.state().aliases else HEAD
+        return Target(self.archive.resolve(growing if onto is None else onto), alias, promote)
 
     def _tools(
         self,

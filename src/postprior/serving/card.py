@@ -58,6 +58,12 @@ def _origin(manifest: Mapping[str, Any]) -> str:
     if kind == "merge":
         merged = ", ".join(_code(parent) for parent in manifest["parents"])
         return f"The product of {merged}, which learned apart from {_code(manifest['parent'])}."
+    if kind == "absorb-together":
+        count = sum(each["num_examples"] for each in manifest["parts"])
+        return (
+            f"The posterior after {len(manifest['parts'])} parts of {count:,} examples together, learned apart and "
+            f"multiplied, with {manifest['rounds']} rounds of refinement; their prior is {_code(manifest['parent'])}."
+        )
     forgotten = manifest["forgotten"]
     return f"{_code(manifest['parent'])}, with part {_code(forgotten['part'])} divided out, which is approximate."
 
