@@ -7,7 +7,7 @@ few examples' products are in memory at any time.
 Shapes: B examples, N outputs, C inputs, L positions of one example, K = C times the size of a kernel.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
 import torch
@@ -27,19 +27,21 @@ class NotLayerwiseError(RuntimeError):
     """The network uses a weight in a way that has no rule here."""
 
 
-def squares(network: nn.Module, weights: Mapping[str, Tensor], batch: Batch, vectors: Tensor) -> dict[str, Tensor]:
-    """Σ over examples and their vectors of (Jᵀ a)², vectors being [B, K, *outputs of one example]."""
+def squares(
+    network: nn.Module, weights: Mapping[str, Tensor], batch: Batch, vectors_of: Callable[[Tensor], Tensor]
+) -> dict[str, Tensor]:
+    """Σ over examples and their vectors of (Jᵀ a)²; the vectors [B, K, *outputs of one example] come of the outputs."""
     uses, outputs = _watched(network, weights, batch)
     # As many positions as examples could pass for them, but not twice.
     alone, _ = _watched(network, weights, batch.cut(0, 1))
-    for found, size in ((uses, len(vectors)), (alone, 1)):
+    for found, size in ((uses, len(outputs)), (alone, 1)):
         if any(len(use.outputs) != size for use in found):
             raise NotLayerwiseError("a layer has outputs that are not counted by examples")
     if any(use.changed() for use in uses):
         raise NotLayerwiseError("a layer's inputs or outputs were written over")
     sums = {name: torch.zeros_like(weight) for name, weight in weights.items()}
     places = [use.outputs for use in uses]
-    rows = vectors.unbind(1)
+    rows = vectors_of(outputs.detach()).unbind(1)
     for i, row in enumerate(rows):
         kept = i < len(rows) - 1
         options = {"retain_graph": kept, "allow_unused": True, "materialize_grads": True}

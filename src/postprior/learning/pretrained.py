@@ -148,17 +148,26 @@ def fisher_diagonal(
     values = {name: torch.tensor(mean, dtype=dtype, device=device) for name, (mean, _) in numbers}
     weights = {name: p.detach() for name, p in learnable(asked.network) if p.is_floating_point()}
     generator = seeds.stream(device, seed, "fisher")
-    sums = _Sums(asked.network, weights)
+    sums = _Sums(asked, weights)
     first = 0
     with torch.enable_grad(), seeds.quarantined(device, seed, "fisher"):
         for batch in part.batches(batch_size):
             batch = batch.to(device, dtype)
-            outputs = _outputs(asked, batch, first)
-            targets = likelihood.check(outputs, targets_of(batch, first), first) if kind == "empirical" else None
-            vectors = _vectors(kind, outputs, targets, likelihood, values, num_samples, generator)
-            for start in range(0, len(outputs), batch_size):  # a loader's batches are as large as the user made them
-                sums.add(_cut(batch, len(outputs), start, batch_size), vectors[start : start + batch_size])
-            first += len(outputs)
+            check_finite(batch, first)
+            if first == 0:
+                _check_apart(asked, batch)
+            size = len(batch)
+            for start in range(0, size, batch_size):  # a loader's batches are as large as the user made them
+                some = batch.cut(start, batch_size) if size > batch_size else batch
+                labels = batch if kind == "empirical" else None
+                targets = targets_of(labels, first)[start : start + batch_size] if labels else None
+
+                def vectors(outputs: Tensor, targets: Tensor | None = targets, first: int = first + start) -> Tensor:
+                    checked = None if targets is None else likelihood.check(outputs, targets, first)
+                    return _vectors(kind, outputs, checked, likelihood, values, num_samples, generator)
+
+                sums.add(some, vectors, first + start)
+            first += size
     if first == 0:
         raise PartError("the part is empty: expected at least one example")
     return sums.total
@@ -293,20 +302,17 @@ def _reset(prefix: str, module: nn.Module) -> None:
     method()
 
 
-def _outputs(asked: BayesianNetwork, batch: Batch, first: int) -> Tensor:
-    """The network's outputs, where each is a matter of its own example."""
-    check_finite(batch, first)
-    with torch.no_grad():
-        outputs = outputs_of(asked, asked.means(), batch, first)
-        if first == 0:
-            alone = outputs_of(asked, asked.means(), _cut(batch, len(outputs), 0, 1), first)
-            tolerance = 0.01 * float(outputs.nan_to_num().abs().max())
-            if not torch.allclose(alone, outputs[:1], rtol=0, atol=tolerance, equal_nan=True):
-                raise NetworkError(
-                    "in eval mode the output for an example changes with the others in its batch, so it has no "
-                    "curvature of its own: give normalisation layers running statistics, and draw nothing at random"
-                )
-    return outputs
+@torch.no_grad()
+def _check_apart(asked: BayesianNetwork, batch: Batch) -> None:
+    """Raise a NetworkError unless each output is a matter of its own example."""
+    outputs = outputs_of(asked, asked.means(), batch, 0)
+    alone = outputs_of(asked, asked.means(), _cut(batch, len(outputs), 0, 1), 0)
+    tolerance = 0.01 * float(outputs.nan_to_num().abs().max())
+    if not torch.allclose(alone, outputs[:1], rtol=0, atol=tolerance, equal_nan=True):
+        raise NetworkError(
+            "in eval mode the output for an example changes with the others in its batch, so it has no "
+            "curvature of its own: give normalisation layers running statistics, and draw nothing at random"
+        )
 
 
 def _vectors(
@@ -336,28 +342,34 @@ def _vectors(
 class _Sums:
     """Σ over examples and their vectors of (Jᵀ a)², for every weight."""
 
-    def __init__(self, network: nn.Module, weights: Weights) -> None:
-        self._network, self._weights = network, weights
-        self._ways = [_layer_by_layer, _all_at_once, _one_by_one]  # the fastest first
+    def __init__(self, asked: BayesianNetwork, weights: Weights) -> None:
+        self._asked, self._weights = asked, weights
+        self._by_layer = True
+        self._ways = [_all_at_once, _one_by_one]
         self.total = {name: torch.zeros_like(value) for name, value in weights.items()}
 
-    def add(self, batch: Batch, vectors: Tensor) -> None:
+    def add(self, batch: Batch, vectors: Callable[[Tensor], Tensor], first: int) -> None:
+        """``vectors`` makes the vectors from the outputs; ``first`` numbers the batch's first example."""
         while True:
             try:
-                new = self._ways[0](self._network, self._weights, batch, vectors)
+                if self._by_layer:
+                    new = layerwise.squares(self._asked.network, self._weights, batch, vectors)
+                else:
+                    with torch.no_grad():
+                        outputs = outputs_of(self._asked, self._asked.means(), batch, first)
+                    new = self._ways[0](self._asked.network, self._weights, batch, vectors(outputs))
                 break
             except torch.OutOfMemoryError:
                 raise
             except (RuntimeError, ValueError, TypeError, IndexError):
-                if len(self._ways) == 1:
+                if self._by_layer:
+                    self._by_layer = False
+                elif len(self._ways) == 1:
                     raise
-                del self._ways[0]
+                else:
+                    del self._ways[0]
         for name, value in new.items():
             self.total[name] += value
-
-
-def _layer_by_layer(network: nn.Module, weights: Weights, batch: Batch, vectors: Tensor) -> dict[str, Tensor]:
-    return layerwise.squares(network, weights, batch, vectors)
 
 
 def _all_at_once(network: nn.Module, weights: Weights, batch: Batch, vectors: Tensor) -> dict[str, Tensor]:
