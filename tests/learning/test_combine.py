@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import postprior
 from postprior.errors import BeliefError
 from postprior.families import Channelwise, Factorized, kl
-from postprior.learning.combine import divergence_by_layer, product, weights_per_layer
+from postprior.learning.combine import divergence_by_layer, product, set_back, weights_per_layer
 from postprior.maths import seeds
 from postprior.networks.belief import Belief
 
@@ -142,6 +142,26 @@ def test_running_statistics_are_those_of_all_that_was_seen() -> None:
     assert forgotten.counts == {"0": 60}
     for name in ("0.running_mean", "0.running_var"):
         torch.testing.assert_close(forgotten.buffers[name], learn(base, 2).buffers[name], rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("family", ["factorized", "channelwise"])
+def test_where_a_posterior_is_less_sure_than_its_prior_it_is_set_back(family: str) -> None:
+    shape = (3, 2, 2, 2)
+    kind, generator = postprior.FAMILIES[family], torch.Generator().manual_seed(0)
+    mean = torch.randn(shape, generator=generator).double()
+    sd = torch.full(shape, 0.5).double()
+    wider = sd.clone()
+    wider[1, 0] = 0.6  # a whole kernel
+    narrower = wider * torch.where(wider > 0.5, 1.0, 0.9)
+    _, base = line()
+    prior = replace(base, weights={"w": kind.from_gaussian(0 * mean, sd, generator)})
+    posterior = replace(base, weights={"w": kind.from_gaussian(mean, narrower, generator)})
+    found, count = set_back(posterior, prior)
+    assert count == (4 if family == "factorized" else 1)
+    kept = wider <= 0.5
+    torch.testing.assert_close(found.mean()["w"], torch.where(kept, mean, 0.0), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found.sd()["w"], torch.where(kept, 0.45, 0.5).double(), rtol=1e-12, atol=1e-12)
+    assert set_back(found, prior)[1] == 0
 
 
 def test_what_has_no_product_is_refused_by_name() -> None:

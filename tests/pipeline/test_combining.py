@@ -188,6 +188,20 @@ def _unlearning(network: nn.Module, *, prior: Belief, **_: Any) -> tuple[Belief,
     return replace(prior, weights={"weight": wide}), Update(None, 0.0, 0.0, 1.0, COUNT, 0, 0.0, (), False)
 
 
+def test_what_a_worker_unlearned_is_refused_or_dropped(line: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = line.aliases["head"]
+    line.absorb(design(0), part="a", branch="w0", onto=base)
+    expected = line.belief("w0")
+    monkeypatch.setattr(absorbing, "absorb", _unlearning)
+    line.absorb(design(1), part="b", branch="w1", onto=base)
+    line.absorb(design(2), part="c", branch="w2", onto=base)
+    with pytest.raises(BeliefError, match=r"3 of 3 weights would have no positive precision\. .*--drop-negative"):
+        line.merge(["w1", "w2"], base=base)
+    entry = line.merge(["w0", "w1"], base=base, drop_negative=True)
+    assert line.show(entry.belief or "")["set_back"] == 3
+    torch.testing.assert_close(line.belief().sd(), expected.sd(), rtol=1e-9, atol=1e-9)
+
+
 def test_learned_beliefs_merge_close_to_the_sequence(tmp_path: Path) -> None:
     options: dict[str, Any] = {"epochs": 60, "temperature": 1.0, "like": part(50, 500), "schedule": "linear"}
     store = small_store(tmp_path, **options)

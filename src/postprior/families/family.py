@@ -40,6 +40,23 @@ class Natural:
         """Of the distribution to this power."""
         return Natural(power * self.precision, power * self.shift)
 
+    def surer_than(self, other: "Natural") -> Tensor:
+        """Whether each weight, or each block, is known at least as well as there, in every direction."""
+        gained = self.precision - other.precision
+        if self.precision.shape == self.shift.shape:
+            return gained >= 0
+        # By no more than rounding below zero, where nothing was gained in some direction.
+        least = -1e-9 * other.precision.diagonal(dim1=-2, dim2=-1).amax(-1)
+        return torch.linalg.eigvalsh(gained).amin(-1) >= least
+
+    def where(self, kept: Tensor, other: "Natural") -> "Natural":
+        """These where ``kept``, the other's elsewhere."""
+
+        def chosen(own: Tensor, instead: Tensor) -> Tensor:
+            return torch.where(kept.reshape(*kept.shape, *(1 for _ in own.shape[kept.dim() :])), own, instead)
+
+        return Natural(chosen(self.precision, other.precision), chosen(self.shift, other.shift))
+
 
 class Family(nn.Module, ABC):
     """A distribution over one weight tensor. It serves as prior and as posterior: those are roles, not classes.

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from postprior.errors import BeliefError, SettingError
-from postprior.learning.combine import product
+from postprior.errors import SettingError
+from postprior.learning.combine import product, set_back
 from postprior.networks.belief import Belief
 
 Learn = Callable[[Sequence[tuple[int, Belief]]], Sequence[Belief]]
@@ -26,8 +26,8 @@ class Together:
     """What came of parts learned at once."""
 
     belief: Belief
-    waited: int
-    """How often a worker sat a round out, as the others' factors alone left it no proper belief to learn from."""
+    set_back: int
+    """How many weights or kernels came out less sure of a part than they went in, and were set back to before it."""
 
 
 def absorb_apart(network: nn.Module, prior: Belief, num_parts: int, learn: Learn, *, rounds: int = 0) -> Together:
@@ -38,24 +38,24 @@ def absorb_apart(network: nn.Module, prior: Belief, num_parts: int, learn: Learn
     """
     if rounds < 0:
         raise SettingError(f"rounds={rounds}: expected a whole number from 0")
-    found = learn([(number, prior) for number in range(num_parts)])
-    factors: list[Factor] = [[(posterior, 1.0), (prior, -1.0)] for posterior in found]
+    dropped = 0
+
+    def learned(tasks: Sequence[tuple[int, Belief]]) -> list[Belief]:
+        nonlocal dropped
+        pairs = [set_back(found, before) for found, (_, before) in zip(learn(tasks), tasks, strict=True)]
+        dropped += sum(count for _, count in pairs)
+        return [belief for belief, _ in pairs]
+
+    posteriors = learned([(number, prior) for number in range(num_parts)])
+    factors: list[Factor] = [[(posterior, 1.0), (prior, -1.0)] for posterior in posteriors]
     whole = product(network, [(prior, 1.0), *(term for factor in factors for term in factor)])
-    waited = 0
     for _ in range(rounds):
-        cavities: dict[int, Belief] = {}
-        for number, factor in enumerate(factors):
-            try:
-                cavities[number] = product(network, [(whole, 1.0), *((each, -power) for each, power in factor)])
-            except BeliefError:
-                waited += 1
-        share = 1 / max(len(cavities), 1)
+        # No factor takes evidence away, so without any one of them there still is a belief.
+        cavities = [product(network, [(whole, 1.0), *((each, -power) for each, power in own)]) for own in factors]
         # The found factor is posterior / cavity, and the cavity whole / factor: what is new is posterior / whole.
-        news = {
-            number: [(posterior, share), (whole, -share)]
-            for number, posterior in zip(cavities, learn(list(cavities.items())), strict=True)
-        }
-        whole = product(network, [(whole, 1.0), *(term for new in news.values() for term in new)])
-        for number, new in news.items():
-            factors[number] += new
-    return Together(whole, waited)
+        share = 1 / num_parts
+        news: list[Factor] = [[(posterior, share), (whole, -share)] for posterior in learned(list(enumerate(cavities)))]
+        whole = product(network, [(whole, 1.0), *(term for new in news for term in new)])
+        for factor, new in zip(factors, news, strict=True):
+            factor += new
+    return Together(whole, dropped)

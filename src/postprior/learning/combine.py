@@ -1,6 +1,7 @@
 """Beliefs multiplied and divided: evidence from several hands put together, or one part's taken out again."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import reduce
 from operator import add
 
@@ -52,6 +53,26 @@ def product(network: nn.Module, powers: Sequence[tuple[Belief, float]]) -> Belie
         num_parts=round(sum(power * belief.num_parts for belief, power in powers)),
         num_examples=round(sum(power * belief.num_examples for belief, power in powers)),
     )
+
+
+@torch.no_grad()
+def set_back(posterior: Belief, prior: Belief) -> tuple[Belief, int]:
+    """The posterior, but the prior's own wherever it came out less sure than that; of how many weights or kernels.
+
+    A part seldom makes one less sure of a weight, but learning by gradients may end there by chance. In a product, that
+    would take away evidence that others have.
+    """
+    weights: dict[str, Family] = dict(posterior.weights)
+    count = 0
+    for name, family in posterior.weights.items():
+        own, old = family.natural(), prior.weights[name].natural()
+        if own is None or old is None:
+            continue
+        kept = own.surer_than(old)
+        if lost := int((~kept).sum()):
+            weights[name] = type(family).from_natural(own.where(kept, old)).to(family.location.dtype)
+            count += lost
+    return replace(posterior, weights=weights), count
 
 
 @torch.no_grad()

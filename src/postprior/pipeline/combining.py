@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 
 from postprior.errors import BeliefError, StoreError
-from postprior.learning.combine import product
+from postprior.learning.combine import product, set_back
 from postprior.networks.belief import Belief
 from postprior.pipeline import drafts
 from postprior.pipeline.absorbing import CANDIDATE, HEAD, check_alias
@@ -19,11 +19,14 @@ from postprior.store.journal import Entry
 Tree = Mapping[str, Manifest]
 
 
-def merge(archive: Archive, network: nn.Module, refs: Sequence[str], base: str, into: str) -> Entry:
+def merge(
+    archive: Archive, network: nn.Module, refs: Sequence[str], base: str, into: str, *, drop_negative: bool
+) -> Entry:
     """The belief of all evidence that several learned apart since one base: their product over base^(K - 1).
 
     Each part counts once, whoever learned it. ``into`` is the alias that moves there; head only if nothing that it has
-    learned is left out.
+    learned is left out. ``drop_negative``: where one of them came out less sure of a weight than the base, which is
+    chance more often than not, it counts as having learned nothing of that weight.
     """
     drafts.refuse_unfinished(archive)
     if into != HEAD:
@@ -40,9 +43,19 @@ def merge(archive: Archive, network: nn.Module, refs: Sequence[str], base: str, 
     if into == HEAD and aliases[HEAD] not in whole:
         raise StoreError("head has learned what these beliefs have not: merge it too, or name another alias (--into)")
     parent = archive.belief(root)
-    belief = product(network, [*((archive.belief(id), 1.0) for id in ids), (parent, 1.0 - len(ids))])
+    beliefs, dropped = [archive.belief(id) for id in ids], 0
+    if drop_negative:
+        pairs = [set_back(belief, parent) for belief in beliefs]
+        beliefs, dropped = [belief for belief, _ in pairs], sum(count for _, count in pairs)
+    try:
+        belief = product(network, [*((belief, 1.0) for belief in beliefs), (parent, 1.0 - len(ids))])
+    except BeliefError as error:
+        cure = (
+            "" if drop_negative else ". Where a belief came out less sure than the base, --drop-negative sets it back"
+        )
+        raise BeliefError(f"{error}{cure}") from error
     encoding = _common_encoding(refs, [trees[id][id]["encoding"] for id in ids])
-    about = {"kind": "merge", "parent": root, "parents": ids, "encoding": encoding}
+    about = {"kind": "merge", "parent": root, "parents": ids, "encoding": encoding, "set_back": dropped}
     moves = {CANDIDATE, into}
     return _acknowledge(archive, belief, about, "merge", dict.fromkeys(moves), aliases)
 

@@ -268,13 +268,16 @@ class Store:
 
     # Combining.
 
-    def merge(self, refs: Sequence[str], *, base: str, into: str = HEAD, wait: bool = False) -> Entry:
+    def merge(
+        self, refs: Sequence[str], *, base: str, into: str = HEAD, drop_negative: bool = False, wait: bool = False
+    ) -> Entry:
         """The belief of all evidence that several learned apart since ``base``; ``into`` moves there.
 
         Their product over base^(K - 1), in closed form: exact where the beliefs are the true posteriors.
+        ``drop_negative``: where one came out less sure of a weight than the base, it learned nothing of that weight.
         """
         with self.archive.locked(wait):
-            return combining.merge(self.archive, self._network(), refs, base, into)
+            return combining.merge(self.archive, self._network(), refs, base, into, drop_negative=drop_negative)
 
     def forget(self, part: str, *, wait: bool = False) -> Entry:
         """Divide one part's contribution out of head, which is approximate. The champion stays where it is."""

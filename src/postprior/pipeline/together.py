@@ -54,8 +54,8 @@ class Gathered:
     """Measures of the held-out data under the new belief."""
     verdict: Verdict | None
     overlaps: tuple[Overlap, ...]
-    waited: int
-    """How often a worker sat a round of refinement out."""
+    set_back: int
+    """How many weights or kernels some worker came out less sure of than it went in, and what was set back there."""
     seconds: float
 
     @property
@@ -166,7 +166,7 @@ def absorb_together(
         "part": None,
         "parts": records,
         "rounds": crowd.rounds,
-        "waited": together.waited,
+        "set_back": together.set_back,
         "overlaps": [asdict(overlap) for overlap in overlaps],
         "configuration": plain_settings(recipe.settings_with(settings)),
         "encoding": encoding.to_json(),
@@ -184,7 +184,7 @@ def absorb_together(
         after=after,
         verdict=verdict,
         overlaps=overlaps,
-        waited=together.waited,
+        set_back=together.set_back,
         seconds=manifest["seconds"],
     )
 
