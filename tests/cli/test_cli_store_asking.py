@@ -63,7 +63,7 @@ def test_log(place: Path, run: Run) -> None:
 def test_show(place: Path, run: Run) -> None:
     store = Store.open("store")
     said = json.loads(run("show", "store", "berlin", "--json").out)
-    assert said == {**store.show("berlin"), "aliases": ["berlin"], "parts": store.parts("berlin")}
+    assert said == {**store.show("berlin"), "aliases": ["berlin"], "knows": store.parts("berlin")}
     text = run("show", "store").out
     assert store.aliases["head"] in text
     assert "knows     2 parts: part-0, part-1" in text
@@ -139,7 +139,7 @@ def test_forget_is_approximate_and_says_so(place: Path, run: Run) -> None:
     assert json.loads(ran.out)["about"] == {"part": "part-1"}
     manifest = json.loads(run("show", "store", "--json").out)
     assert manifest["forgotten"]["approximate"] is True
-    assert [part["id"] for part in manifest["parts"]] == ["part-0"]
+    assert [part["id"] for part in manifest["knows"]] == ["part-0"]
 
 
 def test_sweep(place: Path, run: Run) -> None:

@@ -66,12 +66,12 @@ def show(
     from postprior.pipeline.store import Store
 
     opened = Store.open(store)
-    manifest, parts = opened.show(at), opened.parts(at)
+    manifest, knows = opened.show(at), opened.parts(at)
     marks = [name for name, id in opened.aliases.items() if id == manifest["id"]]
     if json_:
-        screen.document({**manifest, "aliases": marks, "parts": parts})
+        screen.document({**manifest, "aliases": marks, "knows": knows})
     else:
-        screen.lines(_about(manifest, marks, parts))
+        screen.lines(_about(manifest, marks, knows))
 
 
 def diff(
@@ -149,7 +149,7 @@ def _manifests(store: "Store", entries: "Sequence[Entry]") -> "dict[str, Mapping
 
 
 def _about(
-    manifest: "Mapping[str, Any]", marks: list[str], parts: "Sequence[Mapping[str, Any]]"
+    manifest: "Mapping[str, Any]", marks: list[str], knows: "Sequence[Mapping[str, Any]]"
 ) -> list[tuple[str, str]]:
     rows = [
         ("belief", manifest["id"]),
@@ -158,14 +158,14 @@ def _about(
         ("from", ", ".join(parent[: screen.SHORT] for parent in manifest["parents"]) or "nothing: it is the first"),
         ("network", f"{manifest['network']['address']}, {manifest['family']}, {manifest['likelihood']['name']}"),
     ]
-    if part := manifest["part"]:
-        rows.append(("part", f"{part['id']}, {part['num_examples']:,} examples"))
+    own = manifest.get("parts") or ([manifest["part"]] if manifest["part"] else [])
+    rows += [("part", f"{part['id']}, {part['num_examples']:,} examples") for part in own]
     for name, word in (("before", "before"), ("after", "held out")):
         if found := manifest["metrics"][name]:
             rows.append((word, screen.measures(found)))
     if verdict := manifest.get("gate"):
         rows.append(("gate", f"{'passed' if verdict['passed'] else 'FAILED'}: {verdict['reason']}"))
-    known = [record["id"] for record in parts]
+    known = [record["id"] for record in knows]
     rows.append(("knows", f"{len(known)} part{'s' * (len(known) != 1)}{': ' if known else ''}{', '.join(known[-12:])}"))
     settings = {name: value for name, value in manifest["configuration"].items() if value is not None}
     rows.append(("settings", ", ".join(f"{name}={value}" for name, value in settings.items())))
