@@ -27,7 +27,9 @@ from timing import Case, about, interleaved, peak_bytes, ratio, say
 
 warnings.filterwarnings("ignore")
 NUM_SAMPLES = 20
-"""Weight samples of the timed prediction: the cost of a hundred, a fifth of the time."""
+"""Weight samples of our timed prediction; what is done once for all of them weighs more here than in a hundred."""
+NUM_FORWARDS = 2
+"""Forward passes of every other case of that table, each of which costs the same."""
 LAPLACE_IMAGES = 1280
 
 Built = dict[str, Callable[[], Case]]
@@ -61,7 +63,7 @@ def prediction(name: str) -> Built:
     def repeated(make: Callable[[], Case]) -> Callable[[], Case]:
         def built() -> Case:
             case = make()
-            return lambda: [case() for _ in range(NUM_SAMPLES)]
+            return lambda: [case() for _ in range(NUM_FORWARDS)]
 
         return built
 
@@ -97,7 +99,14 @@ TABLES: dict[str, Callable[[str], Built]] = {
 BASES = ("plain", "alike", "alike, fused Adam", "alike, bf16")
 
 
-def measured(built: Mapping[str, Callable[[], Case]], rounds: int, threads: int) -> dict[str, Any]:
+def passes(table: str, case: str) -> int:
+    """How many of what the table is about one call of the case does."""
+    if not table.startswith("prediction"):
+        return 1
+    return NUM_SAMPLES if case.startswith("factorized") else NUM_FORWARDS
+
+
+def measured(table: str, built: Mapping[str, Callable[[], Case]], rounds: int, threads: int) -> dict[str, Any]:
     """Every case that can be made and runs, over each base there is."""
     cases: dict[str, Case] = {}
     left_out: dict[str, str] = {}
@@ -110,7 +119,8 @@ def measured(built: Mapping[str, Callable[[], Case]], rounds: int, threads: int)
             left_out[name] = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
             if name not in PEERS and name not in LAPLACE:
                 raise
-    seconds = interleaved(cases, rounds, threads)
+    times = interleaved(cases, rounds, threads)
+    seconds = {name: [second / passes(table, name) for second in found] for name, found in times.items()}
     rows = {
         name: {"seconds": sorted(found)[len(found) // 2]}
         | {f"over {base}": ratio(found, seconds[base]) for base in BASES if base in seconds and base != name}
@@ -182,7 +192,7 @@ def main() -> None:
         for network in ours.NETWORKS if chosen.only in table else ():
             built = build(network)
             wanted = {n: m for n, m in built.items() if n in BASES or any(w in n for w in chosen.cases.split("/"))}
-            tables[f"{table}, {network}"] = measured(wanted, chosen.rounds, chosen.threads)
+            tables[f"{table}, {network}"] = measured(table, wanted, chosen.rounds, chosen.threads)
             show(f"{table}, {network}", tables[f"{table}, {network}"])
     if chosen.out is None:
         return
