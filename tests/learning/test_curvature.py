@@ -253,9 +253,15 @@ def test_too_little_memory_is_no_reason_for_the_loop(monkeypatch: pytest.MonkeyP
     def refuse(*_: object) -> Any:
         raise torch.OutOfMemoryError
 
+    part = as_part((torch.randn(8, 3), torch.arange(8) % 3))
+    with monkeypatch.context() as patch:
+        patch.setattr(pretrained.layerwise, "squares", refuse)
+        with pytest.raises(torch.OutOfMemoryError):
+            fisher_diagonal(small_net(), part, Categorical())
+    # A parameter that no layer knows is beyond the way by layers.
     monkeypatch.setattr(pretrained, "_all_at_once", refuse)
     with pytest.raises(torch.OutOfMemoryError):
-        fisher_diagonal(small_net(), as_part((torch.randn(8, 3), torch.arange(8) % 3)), Categorical())
+        fisher_diagonal(Tied(), part, Categorical())
 
 
 def test_what_curvature_refuses() -> None:
