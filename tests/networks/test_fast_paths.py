@@ -1,0 +1,52 @@
+"""The fast path of training is the plain one on every network of the conversion contract."""
+
+import pytest
+import torch
+from conversion_cases import CASES, call, make
+from torch import Tensor
+
+from contracts.family_contract import generator
+from postprior import bayesianize, first_belief
+from postprior.families import Draw, Factorized
+from postprior.learning.objective import total_kl
+from postprior.networks.bayesian import BayesianNetwork
+
+# torch says that it has no faster code for this one.
+pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN:UserWarning")
+
+KL_WEIGHT = 0.01
+
+
+def double(bayesian: BayesianNetwork) -> BayesianNetwork:
+    return bayesian.to(torch.float64).eval()
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "complex parameter"])  # it learns as a point
+def test_slopes_of_joined_gaussians_are_the_plain_ones(name: str) -> None:
+    case = CASES[name]
+    plain, joined = (double(bayesianize(make(case), start_sd=0.1)) for _ in range(2))
+    prior = first_belief(make(case).to(torch.float64), prior_sd=0.3).weights
+    joined.gather(prior)
+    assert joined.gathered is not None
+    assert joined.gathered.shapes.keys() == plain.families().keys()
+    fast = joined.draw(generator(2))
+    noises: dict[str, Tensor] = {}
+    slow: dict[str, Draw] = {}
+    for name, family in plain.families().items():
+        assert isinstance(family, Factorized)
+        noises[name] = ((fast[name].weight - family.mu) / family.sd()).detach()
+        slow[name] = Draw(family.mu + family.log_sd.exp() * noises[name])
+    for bayesian, draws in ((plain, slow), (joined, fast)):
+        with bayesian.at(draws):
+            outputs = call(bayesian, case, torch.float64)
+        gathered = bayesian.gathered
+        kl = gathered.kl() if gathered else total_kl(plain.families(), prior, draws)
+        (
+            sum((value * torch.randn(value.shape, generator=generator(1))).sum() for value in outputs) + KL_WEIGHT * kl
+        ).backward()
+        bayesian.settle()
+    expected = torch.cat([family.location.grad.flatten() for family in plain.families().values()])  # type: ignore[union-attr]
+    torch.testing.assert_close(joined.gathered.mu.grad, expected, rtol=1e-9, atol=1e-9)
+    widths = [family.log_sd.grad for family in plain.families().values() if isinstance(family, Factorized)]
+    expected = torch.cat([width.flatten() for width in widths if width is not None])
+    torch.testing.assert_close(joined.gathered.log_sd.grad, expected, rtol=1e-9, atol=1e-9)
