@@ -1,23 +1,27 @@
 """The one line everything serves: belief = absorb(network, prior=belief, part=part)."""
 
+import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
 
+from postprior import distributed
 from postprior.batch import Part
-from postprior.errors import PartError, SettingError
+from postprior.errors import BeliefError, PartError, SettingError
 from postprior.learning import objective
-from postprior.learning.checkpoint import Checkpointing, Keeper, check_part, identity_of
+from postprior.learning.checkpoint import Checkpointing, Keeper, check_part, identity_of, tensors_of
 from postprior.learning.checks import outputs_of
 from postprior.learning.graph import own_stream
 from postprior.learning.likelihoods import Likelihood
 from postprior.learning.objective import Term
 from postprior.learning.predict import Score, device_of, dtype_of, frozen_network, score, score_of
 from postprior.learning.settings import Settings
+from postprior.learning.shards import Shard, of_all, own_share
 from postprior.learning.steps import uses_graph
 from postprior.learning.training import Epoch, Progress, train
 from postprior.maths import seeds
@@ -70,40 +74,55 @@ def absorb(
 
     ``terms`` are summands of your own, added to the objective. Same seed, same prior and same part give the same bytes
     on the CPU, also where ``checkpointing`` stops the absorption and another process resumes it.
+
+    Inside ``distributed.joined`` all processes call this together and get the same belief: each learns from a share of
+    the part's examples, with noise of its own, and ``batch_size`` counts the examples of all of them.
     """
     settings, began = settings or Settings(), time.perf_counter()
     device, key = device_of(network), (seed, prior.num_parts)
     identity = partial(identity_of, prior, likelihood, settings, seed, terms or {}, device.type)
-    keeper = Keeper(checkpointing, identity) if checkpointing else None
-    with seeds.quarantined(device, *key, "torch"):
+    with distributed.agreed():
+        part = own_share(part)
+        keeper = Keeper(checkpointing, identity) if checkpointing else None
+    _check_alike(part, identity)
+    own = distributed.key()
+    with seeds.quarantined(device, *key, "torch", *own):
         before = _before(network, prior, part, likelihood, settings, seeds.number(*key, "before"), keeper)
-        learned, held, num_examples = _split(part, before.num_examples, settings, seeds.stream("cpu", *key, "split"))
+        choosing = seeds.stream("cpu", *key, "split", *own)
+        learned, held, num_examples = _split(part, before.num_examples, settings, choosing)
         posterior = _start(network, prior, settings, seeds.stream(device, *key, "weights"))
-        own = _terms(network, posterior, prior, likelihood, settings)
-        if taken := own.keys() & (terms or {}).keys():
+        if own:  # the start is the same in all processes, the noise from here on is not
+            posterior.generator = seeds.stream(device, *key, "weights", *own)
+        distributed.broadcast(tensors_of(posterior).values())
+        usual = _terms(network, posterior, prior, likelihood, settings)
+        if taken := usual.keys() & (terms or {}).keys():
             raise SettingError(
                 f"terms: {', '.join(taken)} is a term of the objective already; call yours something else"
             )
-        all_terms = {**own, **(terms or {})}
+        all_terms = {**usual, **(terms or {})}
 
         def judge() -> float:
             assert held is not None
+            # Running statistics are those of each process's own batches until the end: here the first one's count.
+            distributed.broadcast(posterior.network.buffers())
             with normalisation.modes_kept(posterior):
                 posterior.eval()
                 options = {"num_samples": HOLDOUT_SAMPLES, "seed": seed, "batch_size": settings.batch_size}
-                return score_of(posterior, held, likelihood, **options).nll
+                has_some = not isinstance(held, Shard) or len(held)
+                return of_all(score_of(posterior, held, likelihood, **options) if has_some else None).nll
 
         tracking = normalisation.tracking_layers(posterior.network, prior.held)
         stream = own_stream(device, uses_graph(settings, device))
         with normalisation.training_mode(posterior.network, tracking), stream:
             posterior.training = True
-            order = seeds.stream("cpu", *key, "order")
+            order = seeds.stream("cpu", *key, "order", *own)
             judging = judge if held is not None else None
             about = (settings, num_examples, order, judging, progress, keeper)
             trace = train(posterior, learned, likelihood, all_terms, *about)
         counts = _accumulate_statistics(posterior, prior, learned, settings, tracking)
         with torch.no_grad():
-            kl = float(objective.total_kl(posterior.families(), prior.weights, posterior.draw()))
+            own_kl = float(objective.total_kl(posterior.families(), prior.weights, posterior.draw()))
+        kl = distributed.total(own_kl) / distributed.size()
     belief = posterior.belief(counts, num_parts=prior.num_parts + 1, num_examples=prior.num_examples + num_examples)
     update = Update(
         before=before if settings.score_samples else None,
@@ -134,10 +153,40 @@ def _before(
         return keeper.before
     num_samples = max(1, settings.score_samples)  # one is needed to check the examples
     options = {"num_samples": num_samples, "seed": seed, "batch_size": settings.batch_size}
-    found = score(network, prior, part, likelihood, **options)
+    with distributed.agreed():
+        try:
+            own = score(network, prior, part, likelihood, **options)
+        except PartError as error:
+            raise _numbered(error) from error
+    found = of_all(own)
     if keeper:
         keeper.before = found
     return found
+
+
+def _numbered(error: PartError) -> PartError:
+    """The error, with what its numbers of examples mean where processes share a part."""
+    size, rank = distributed.size(), distributed.rank()
+    if size == 1:
+        return error
+    return type(error)(
+        f"{error} (as process {rank} of {size} counts, whose example k is example {size} k + {rank} of the part)"
+    )
+
+
+def _check_alike(part: Part, identity: Callable[[], dict[str, Any]]) -> None:
+    """Raise a BeliefError unless all processes begin with the same belief, settings and part."""
+    if not isinstance(part, Shard):
+        return
+    own = {**json.loads(json.dumps(identity())), "examples": sum(part.lengths)}
+    first = distributed.told(own)
+    with distributed.agreed():
+        if odd := [name for name in own if own[name] != first[name]]:
+            raise BeliefError(
+                f"process {distributed.rank()} began with another {odd[0]} ({own[odd[0]]!r:.60}) than the first "
+                f"({first[odd[0]]!r:.60}): give all of them the same; a network that is made anew needs the same "
+                "torch.manual_seed in each, or a prior"
+            )
 
 
 def _split(
@@ -200,4 +249,4 @@ def _accumulate_statistics(
         posterior.training = False
         for batch in part.batches(settings.batch_size):
             outputs_of(posterior, posterior.draw(), batch.to(device, dtype), 0)
-    return normalisation.accumulate(layers, prior.counts, seen)
+    return normalisation.accumulate(layers, prior.counts, normalisation.of_all(seen))

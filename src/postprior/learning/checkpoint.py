@@ -9,6 +9,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from postprior import distributed
 from postprior.batch import IndexedPart, Part
 from postprior.errors import BeliefError, PartError, SettingError, StoppedError
 from postprior.learning import likelihoods
@@ -19,6 +20,9 @@ from postprior.networks.belief import Belief, digest
 
 FORMAT = 1
 """Raised whenever older code could misread a newer checkpoint."""
+
+OWN = ("steps/generator", "passes/")
+"""What each of several processes has for itself, its generators; all else is the same in all of them."""
 
 Saved = tuple[Mapping[str, Tensor], Mapping[str, Any]]
 """Tensors by name, and all else as JSON."""
@@ -38,7 +42,8 @@ class Checkpointing:
     """
 
     save: Callable[[Mapping[str, Tensor], Mapping[str, Any]], None]
-    """Puts tensors and JSON away, the later in the place of the earlier. They are copies on the CPU, to be kept."""
+    """Puts tensors and JSON away, the later in the place of the earlier. They are copies on the CPU, to be kept.
+    Of several processes the first one is asked to; ``resume_from`` is for all of them."""
     every_seconds: float = 60.0
     """How long to learn from one checkpoint to the next; ``math.inf`` saves at a stop alone."""
     resume_from: Saved | None = None
@@ -68,8 +73,10 @@ class Keeper:
 
     def after_step(self, step: int, num_steps: int, training: Callable[[], Saved]) -> None:
         """Save if it is time; raise a StoppedError if a stop was asked for."""
-        stopping = self._how.stop()
-        if not stopping and time.monotonic() - self._saved < self._how.every_seconds:
+        due = time.monotonic() - self._saved >= self._how.every_seconds
+        # Several processes do what one of them wants to.
+        wish = distributed.largest(2 if self._how.stop() else int(due))
+        if not wish:
             return
         assert self.before is not None, "a part is scored before it is learned"
         tensors, about = training()
@@ -79,10 +86,15 @@ class Keeper:
             "before": asdict(self.before),
             "seconds": self.seconds_before + time.monotonic() - self._began,
         }
-        copies = {name: value.detach().to("cpu", copy=True) for name, value in tensors.items()}
-        self._how.save(copies, {**heading, "training": about})
+        others = distributed.gather({name: value for name, value in tensors.items() if name.startswith(OWN)})[1:]
+        with distributed.agreed():
+            if distributed.is_first():
+                copies = {name: value.detach().to("cpu", copy=True) for name, value in tensors.items()}
+                for number, own in enumerate(others, 1):
+                    copies |= under(f"process {number}", own)
+                self._how.save(copies, {**heading, "training": about})
         self._saved = time.monotonic()
-        if stopping:
+        if wish == 2:
             raise StoppedError(
                 f"absorption was stopped on request at step {step} of {num_steps}; its checkpoint is kept"
             )
@@ -95,7 +107,8 @@ class Keeper:
             )
         _check_same(about["of"], self._identity())
         self.before, self.seconds_before = Score(**about["before"]), about["seconds"]
-        self.training = tensors, about["training"]
+        own = inside(f"process {distributed.rank()}", tensors)
+        self.training = {**tensors, **own}, about["training"]
 
 
 def identity_of(
@@ -106,6 +119,7 @@ def identity_of(
         "prior": digest(prior),
         "seed": seed,
         "device": device,
+        "processes": distributed.size(),
         "likelihood": likelihoods.to_json(likelihood) or type(likelihood).__name__,
         "terms": sorted(terms),
         **asdict(replace(settings, augment=None)),
@@ -115,7 +129,8 @@ def identity_of(
 
 def check_part(part: Part, batch_size: int, num_examples: int) -> None:
     """Raise a PartError unless the part has as many examples as the one that the checkpoint was made in."""
-    found = sum(map(len, part.chunks(batch_size) if isinstance(part, IndexedPart) else part.batches(batch_size)))
+    own = sum(map(len, part.chunks(batch_size) if isinstance(part, IndexedPart) else part.batches(batch_size)))
+    found = round(distributed.total(own))
     if found != num_examples:
         raise PartError(
             f"the checkpoint was made in a part of {num_examples} examples, this one has {found}: "
@@ -124,6 +139,7 @@ def check_part(part: Part, batch_size: int, num_examples: int) -> None:
 
 
 def _check_same(kept: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    kept = {"processes": 1, **kept}
     if kept["prior"] != given["prior"]:
         raise BeliefError(
             f"the checkpoint was made from another prior (digest {kept['prior'][:12]}, expected "

@@ -23,10 +23,12 @@ class Step:
     draws: Mapping[str, Draw]
     num_examples: int
     """Examples in the whole part."""
+    weight: float = 1.0
+    """What this batch's mean counts for; see ``shards``. Terms that go by ``whole_part`` need not know."""
 
     def whole_part(self, per_example: Tensor) -> Tensor:
         """An unbiased estimate of the sum over the part from values [B] of the mini-batch."""
-        return per_example.mean() * self.num_examples
+        return per_example.mean() * (self.num_examples * self.weight)
 
 
 Term = Callable[[Step], Tensor]

@@ -55,7 +55,7 @@ class Settings:
     """The type that the network's layers compute in (autocast); weights, their beliefs and the KL stay as they are."""
     cuda_graph: bool = False
     """On a GPU, record a step once and replay it, which small networks gain most from. The network, the likelihood and
-    your own terms must do the same work at every step; on the CPU it changes nothing."""
+    your own terms must do the same work at every step; on the CPU, and with several processes, it changes nothing."""
     score_samples: int = 10
     """Weight samples of the old belief that score the part before it is learned; 0 leaves that out."""
 

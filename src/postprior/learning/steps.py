@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from postprior import distributed
 from postprior.batch import Batch, IndexedPart, Part
 from postprior.errors import DivergedError
 from postprior.families import Draw
@@ -17,6 +18,7 @@ from postprior.learning.likelihoods import Likelihood
 from postprior.learning.objective import Step, Term, objective
 from postprior.learning.predict import device_of, dtype_of
 from postprior.learning.settings import Precision, Settings
+from postprior.learning.shards import Shard
 from postprior.networks.bayesian import BayesianNetwork
 
 STEPS_BETWEEN_LOOKS = 50
@@ -40,6 +42,7 @@ class Stepper:
         num_steps: int,
     ) -> None:
         self._part = part
+        self._weight = part.weight if isinstance(part, Shard) else 1.0
         self._posterior, self._likelihood, self._terms = posterior, likelihood, terms
         self._settings, self._num_examples, self.num_steps = settings, num_examples, num_steps
         self._device, self._dtype = device_of(posterior.network), dtype_of(posterior.network)
@@ -115,17 +118,30 @@ class Stepper:
             item = self._part.fetch(item).to(self._device, self._dtype)
         self._set_rates()
         loss, nats = self._loss(item)
-        self._latest.copy_(loss.detach())
-        for name, value in nats.items():
-            self.sums[name].add_(value)
         self._optimizer.zero_grad(set_to_none=True)
         self._scaler.scale(loss).backward()
         self._posterior.settle()
+        self._average([loss.detach(), *nats.values()])
+        self._latest.copy_(loss.detach())
+        for name, value in nats.items():
+            self.sums[name].add_(value)
         if self._settings.clip_norm is not None:
             self._scaler.unscale_(self._optimizer)
             nn.utils.clip_grad_norm_(self._parameters, self._settings.clip_norm)
         self._scaler.step(self._optimizer)
         self._scaler.update()
+
+    def _average(self, figures: list[Tensor]) -> None:
+        """Slopes and figures become the means over all processes, which then take the same step.
+
+        DistributedDataParallel does this in hooks of autograd, before ``settle`` has written the slopes of the weights
+        that are gathered: these it would miss. They lie in two long vectors already, which need no bucket.
+        """
+        if distributed.size() > 1:
+            # What this process did not use, another may have.
+            for parameter in self._parameters:
+                parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            distributed.average([*(p.grad for p in self._parameters if p.grad is not None), *figures])
 
     def _set_rates(self) -> None:
         if self._settings.schedule == "constant":
@@ -155,7 +171,7 @@ class Stepper:
             outputs = outputs_of(self._posterior, draws, batch, 0)
         outputs = outputs.to(self._dtype) if outputs.is_floating_point() else outputs
         targets = self._likelihood.check(outputs, targets_of(batch, 0), 0)
-        return objective(self._terms, Step(batch, targets, outputs, draws, self._num_examples))
+        return objective(self._terms, Step(batch, targets, outputs, draws, self._num_examples, self._weight))
 
     def _look(self) -> None:
         last = self.step == self.num_steps - 1
@@ -195,8 +211,9 @@ def adam(posterior: BayesianNetwork, settings: Settings) -> torch.optim.Adam:
 
 
 def uses_graph(settings: Settings, device: torch.device) -> bool:
-    """Whether steps are recorded and replayed; scaling gradients for half precision reads values back."""
-    return settings.cuda_graph and device.type == "cuda" and settings.precision != "float16"
+    """Whether steps are recorded and replayed; not where they read values back, or wait for other processes."""
+    alone = distributed.size() == 1
+    return settings.cuda_graph and device.type == "cuda" and settings.precision != "float16" and alone
 
 
 def _slot(key: str, value: Tensor, parameter: Tensor) -> Tensor:

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase  # pyright: ignore[reportPrivateUsage]
 from torch.nn.modules.instancenorm import _InstanceNorm  # pyright: ignore[reportPrivateUsage]
 
+from postprior import distributed
+
 BATCHED_AXES: dict[type[nn.Module], int] = {nn.InstanceNorm1d: 3, nn.InstanceNorm2d: 4, nn.InstanceNorm3d: 5}
 """Axes of a batch; with one fewer, instance layers take it for a single example."""
 
@@ -115,6 +117,20 @@ def observing(network: nn.Module, layers: Layers) -> Generator[dict[str, Moments
         finally:
             for handle in handles:
                 handle.remove()
+
+
+def of_all(seen: Mapping[str, Moments | Averages]) -> dict[str, Moments | Averages]:
+    """What all processes saw together: moments add up, in the same order everywhere."""
+    if distributed.size() == 1:
+        return dict(seen)
+    plain = {f"{name}/{key}": torch.as_tensor(value) for name, new in seen.items() for key, value in vars(new).items()}
+    found: dict[str, Moments | Averages] = {}
+    for each in distributed.gather(plain):
+        for name, own in seen.items():
+            count, mean, variance = (each[f"{name}/{key}"] for key in ("count", "mean", "variance"))
+            new: Any = type(own)(int(count), mean.to(own.mean.device), variance.to(own.mean.device))
+            found[name] = found[name] + new if name in found else new
+    return found
 
 
 @torch.no_grad()

@@ -1,0 +1,218 @@
+"""Several processes that learn one part together: which one this is, and what all of them say; alone, nothing happens.
+
+What is exchanged are numbers, JSON and safetensors, never pickles. Small things go over the CPU (gloo), so that a GPU
+is not held up; the slopes of a step go where they lie.
+"""
+
+import json
+import os
+import socket
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, cast
+from uuid import NAMESPACE_URL, uuid5
+
+import safetensors.torch
+import torch
+from torch import Tensor
+from torch import distributed as torch_distributed
+
+from postprior import errors
+from postprior.errors import PostpriorError, SettingError, WorkersError
+
+TIMEOUT = 1800.0
+"""Seconds after which a process that does not answer is given up; the first one may take long to read a part."""
+
+LARGE = 2**18
+"""Tensors of so many numbers are averaged where they lie; smaller ones share a message."""
+
+_dist = cast(Any, torch_distributed)
+
+
+def rank() -> int:
+    """Which of the processes this is, from 0."""
+    return _dist.get_rank() if _is_joined() else 0
+
+
+def size() -> int:
+    """How many processes there are."""
+    return _dist.get_world_size() if _is_joined() else 1
+
+
+def is_first() -> bool:
+    """Whether this is the process that writes, and speaks to people."""
+    return rank() == 0
+
+
+def key() -> tuple[str | int, ...]:
+    """What is added to the key of a stream of randomness that is this process's own."""
+    return ("process", rank()) if rank() else ()
+
+
+def launched() -> bool:
+    """Whether a launcher such as torchrun started this process as one of several."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+def restarts() -> int:
+    """How often torchrun has started this process anew."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+def launch() -> str | None:
+    """A name for this run of torchrun, the same after each restart; None without torchrun."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return None
+    # Its own id is "none" unless the user gives one, but it is the parent of all its processes.
+    about = (os.environ["TORCHELASTIC_RUN_ID"], socket.gethostname(), os.getppid())
+    return uuid5(NAMESPACE_URL, "/".join(map(str, about))).hex
+
+
+@contextmanager
+def joined(timeout: float = TIMEOUT) -> Generator[None]:
+    """Inside, the processes that a launcher such as torchrun started work together; without one, nothing happens.
+
+    Some other process that dies, or does not answer for ``timeout`` seconds, ends in a WorkersError.
+    """
+    if not timeout > 0:
+        raise SettingError(f"timeout={timeout}: expected a number of seconds above 0")
+    if not launched() or _is_joined():
+        yield
+        return
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    with _answered():
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        _dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
+    try:
+        yield
+    finally:
+        _dist.destroy_process_group()
+
+
+def average(tensors: Iterable[Tensor]) -> None:
+    """The mean over all processes in the place of each tensor; the same bytes on all of them."""
+    if size() == 1:
+        return
+    small: dict[Any, list[Tensor]] = {}
+    with _answered(), torch.no_grad():
+        for tensor in tensors:
+            plain = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+            if plain.numel() >= LARGE and plain.is_contiguous():
+                _dist.all_reduce(plain.div_(size()))
+            else:
+                small.setdefault((plain.dtype, plain.device), []).append(plain)
+        for group in small.values():
+            joint = torch.cat([tensor.flatten() for tensor in group]).div_(size())
+            _dist.all_reduce(joint)
+            for tensor, piece in zip(group, joint.split([tensor.numel() for tensor in group]), strict=True):
+                tensor.copy_(piece.view_as(tensor))
+
+
+def broadcast(tensors: Iterable[Tensor]) -> None:
+    """The first process's values in the place of everyone's."""
+    if size() == 1:
+        return
+    with _answered(), torch.no_grad():
+        for tensor in tensors:
+            values = tensor.detach().contiguous()
+            _dist.broadcast(values, 0)
+            tensor.copy_(values)
+
+
+def total(value: float) -> float:
+    """The sum over all processes."""
+    return sum(gather_values(value))
+
+
+def largest(value: float) -> float:
+    """The largest that any process gives."""
+    return max(gather_values(value))
+
+
+def gather_values(value: float) -> list[float]:
+    """What each process gives, in their order."""
+    if size() == 1:
+        return [value]
+    with _answered():
+        found = torch.zeros(size(), dtype=torch.float64)
+        _dist.all_gather_into_tensor(found, torch.tensor([value], dtype=torch.float64))
+    return found.tolist()
+
+
+def gather(tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+    """Each process's tensors, in their order, on the CPU; names and shapes may differ."""
+    if size() == 1:
+        return [dict(tensors)]
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    return [safetensors.torch.load(each) for each in _gather_bytes(safetensors.torch.save(plain))]
+
+
+def told(value: Any = None) -> Any:
+    """What the first process says, as JSON; the others wait for it."""
+    if size() == 1:
+        return value
+    return json.loads(_gather_bytes(json.dumps(value).encode() if is_first() else b"")[0])
+
+
+@contextmanager
+def agreed() -> Generator[None]:
+    """An error of ours that one process meets inside is raised on all, so that none waits for another in vain."""
+    if size() == 1:
+        yield
+        return
+    own: PostpriorError | None = None
+    try:
+        yield
+    except WorkersError:
+        raise  # the others are lost: there is nobody to ask
+    except PostpriorError as error:
+        own = error
+    said = [json.loads(each) for each in _gather_bytes(json.dumps(plain_error(own)).encode())]
+    for number, each in enumerate(said):
+        if each is not None:
+            raise own if own is not None and number == rank() else error_of(each)
+
+
+def plain_error(error: PostpriorError | None) -> dict[str, str] | None:
+    """An error as JSON."""
+    return None if error is None else {"kind": type(error).__name__, "message": str(error)}
+
+
+def error_of(plain: Mapping[str, str]) -> PostpriorError:
+    """The inverse of ``plain_error``."""
+    kind: Any = getattr(errors, plain["kind"], PostpriorError)
+    return kind(plain["message"])
+
+
+def _is_joined() -> bool:
+    return _dist.is_available() and _dist.is_initialized()
+
+
+def _gather_bytes(own: bytes) -> list[bytes]:
+    lengths = [int(length) for length in gather_values(len(own))]
+    with _answered():
+        # Padded to one length, since not every backend takes several.
+        padded = torch.zeros(max(1, *lengths), dtype=torch.uint8)
+        padded[: len(own)] = torch.frombuffer(bytearray(own), dtype=torch.uint8) if own else padded[:0]
+        found = torch.zeros(size() * len(padded), dtype=torch.uint8)
+        _dist.all_gather_into_tensor(found, padded)
+    rows = found.view(size(), -1)
+    return [row[:length].numpy().tobytes() for row, length in zip(rows, lengths, strict=True)]
+
+
+@contextmanager
+def _answered() -> Generator[None]:
+    """What the backends raise when another process is gone, as a sentence."""
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        if isinstance(error, PostpriorError):
+            raise
+        said = str(error).strip().partition("\n")[0]
+        raise WorkersError(
+            f"process {os.environ.get('RANK', '0')} of {os.environ.get('WORLD_SIZE', '1')} has lost the others: one of "
+            f"them failed, was killed, or did not answer in time ({said}). Nothing was recorded; see what the others "
+            "said, then go on with all of them"
+        ) from error
