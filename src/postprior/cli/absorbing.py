@@ -10,12 +10,15 @@ import typer
 from postprior.cli import options, screen
 from postprior.cli.exits import Exit
 from postprior.cli.stopping import stoppable
-from postprior.errors import MissingExtraError
+from postprior.cli.together import absorb_together
+from postprior.errors import MissingExtraError, SettingError
 
 if TYPE_CHECKING:
     from postprior.pipeline.absorbing import Outcome
     from postprior.pipeline.store import Store
     from postprior.serving.trackers import Tracker
+
+CROWD = "Many parts at once"
 
 Evaluate = Annotated[
     str | None,
@@ -42,7 +45,7 @@ Register = Annotated[
 
 def absorb(
     store: options.StoreAt,
-    data: options.Data,
+    data: Annotated[list[str], typer.Argument(metavar="DATA...", help=options.DATA)],
     part: Annotated[str | None, typer.Option(metavar="NAME", help="What to call it; otherwise its file says.")] = None,
     evaluate: Evaluate = None,
     gate: Annotated[
@@ -60,6 +63,16 @@ def absorb(
     allow_repeat: Annotated[
         bool, typer.Option("--allow-repeat", help="Though it was absorbed before; that is recorded.")
     ] = False,
+    parallel: Annotated[
+        str | None,
+        typer.Option(metavar="WHERE", rich_help_panel=CROWD, help="local, or a Ray cluster: ray://host:10001."),
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(metavar="N", min=1, rich_help_panel=CROWD, help="Where it is local; else one a core.")
+    ] = None,
+    rounds: Annotated[
+        int, typer.Option(metavar="N", min=0, rich_help_panel=CROWD, help="In which all learn again from the others.")
+    ] = 0,
     epochs: options.Epochs = None,
     temperature: options.Temperature = None,
     learning_rate: options.LearningRate = None,
@@ -89,10 +102,22 @@ def absorb(
     postprior absorb digits 2026-11-18.npz --evaluate heldout.npz --gate 'nll<=champion+0.01'
     [dim]# aside from the others, to be merged later[/dim]
     postprior absorb digits berlin.parquet --branch berlin --onto champion
+    [dim]# many at once, each by a worker of its own, and multiplied[/dim]
+    postprior absorb digits part-*.npz --parallel local --rounds 1
     """
     changes = options.settings(
         set_, epochs=epochs, temperature=temperature, learning_rate=learning_rate, batch_size=batch_size
     )
+    judged: dict[str, Any] = {"evaluate": evaluate, "gate": gate, "promote": promote, "onto": onto, "branch": branch}
+    if parallel is not None:
+        alone = {"--part": part, "--allow-repeat": allow_repeat, "--tensorboard": tensorboard, "--mlflow": mlflow}
+        for option in (name for name, value in alone.items() if value):
+            raise SettingError(f"{option} is of one part: leave it out, or absorb the parts one after another")
+        crowd: dict[str, Any] = {"parallel": parallel, "workers": workers, "rounds": rounds}
+        absorb_together(store, data, device, json_, {**judged, **crowd, "wait": wait, **changes})
+        return
+    if len(data) > 1:
+        raise SettingError(f"{len(data)} parts: absorb one after another, or all at once with --parallel local")
     with stoppable(store) as stop:
         from postprior.learning.progress import shown
         from postprior.pipeline.store import Store
@@ -101,14 +126,10 @@ def absorb(
         told = _trackers(opened, tensorboard, mlflow, experiment, lineage, register)
         with shown("learning") as progress:
             outcome = opened.absorb(
-                data,
+                data[0],
                 part=part,
-                evaluate=evaluate,
-                gate=gate,
                 allow_repeat=allow_repeat,
-                branch=branch,
-                onto=onto,
-                promote=promote,
+                **judged,
                 wait=wait,
                 trackers=told,
                 progress=progress,

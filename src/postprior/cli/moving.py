@@ -73,6 +73,9 @@ def merge(
     refs: Annotated[list[str], typer.Argument(metavar="REFS...", help="Two beliefs or more.")],
     base: Annotated[str, typer.Option(metavar="REF", help="The belief that all of them grew from.")],
     into: Annotated[str, typer.Option(metavar="ALIAS", help="What is to point at the outcome.")] = "head",
+    drop_negative: Annotated[
+        bool, typer.Option("--drop-negative", help="What came out less sure than the base counts as not learned.")
+    ] = False,
     wait: options.Wait = False,
     device: options.Device = "cpu",
     json_: options.Json = False,
@@ -81,7 +84,7 @@ def merge(
 
     No data is needed for it. It is exact where the beliefs are the true
     posteriors; evidence that two of them share would count twice, and is
-    refused.
+    refused, and so is a weight of which less than nothing would be known.
 
     \b
     [bold]Example[/bold]
@@ -89,7 +92,8 @@ def merge(
     """
     from postprior.pipeline.store import Store
 
-    _tell(Store.open(store, device=device).merge(refs, base=base, into=into, wait=wait), json_)
+    opened = Store.open(store, device=device)
+    _tell(opened.merge(refs, base=base, into=into, drop_negative=drop_negative, wait=wait), json_)
 
 
 def forget(
