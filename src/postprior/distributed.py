@@ -6,6 +6,7 @@ is not held up; the slopes of a step go where they lie.
 
 import json
 import os
+import re
 import socket
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
@@ -136,9 +137,9 @@ def gather_values(value: float) -> list[float]:
     if size() == 1:
         return [value]
     with _answered():
-        found = torch.zeros(size(), dtype=torch.float64)
-        _dist.all_gather_into_tensor(found, torch.tensor([value], dtype=torch.float64))
-    return found.tolist()
+        found = [torch.zeros((), dtype=torch.float64) for _ in range(size())]
+        _dist.all_gather(found, torch.tensor(value, dtype=torch.float64))
+    return [float(each) for each in found]
 
 
 def gather(tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
@@ -196,10 +197,9 @@ def _gather_bytes(own: bytes) -> list[bytes]:
         # Padded to one length, since not every backend takes several.
         padded = torch.zeros(max(1, *lengths), dtype=torch.uint8)
         padded[: len(own)] = torch.frombuffer(bytearray(own), dtype=torch.uint8) if own else padded[:0]
-        found = torch.zeros(size() * len(padded), dtype=torch.uint8)
-        _dist.all_gather_into_tensor(found, padded)
-    rows = found.view(size(), -1)
-    return [row[:length].numpy().tobytes() for row, length in zip(rows, lengths, strict=True)]
+        found = [torch.zeros_like(padded) for _ in range(size())]
+        _dist.all_gather(found, padded)
+    return [each[:length].numpy().tobytes() for each, length in zip(found, lengths, strict=True)]
 
 
 @contextmanager
@@ -210,7 +210,8 @@ def _answered() -> Generator[None]:
     except (RuntimeError, ValueError) as error:
         if isinstance(error, PostpriorError):
             raise
-        said = str(error).strip().partition("\n")[0]
+        # Backends begin with the place in their own code, and end with advice about it.
+        said = re.sub(r"^\[[^\]]*\]\s*", "", str(error).strip().partition("\n")[0]).partition(". ")[0]
         raise WorkersError(
             f"process {os.environ.get('RANK', '0')} of {os.environ.get('WORLD_SIZE', '1')} has lost the others: one of "
             f"them failed, was killed, or did not answer in time ({said}). Nothing was recorded; see what the others "

@@ -35,8 +35,9 @@ class Shard:
         return len(self._numbers)
 
     def num_batches(self, batch_size: int) -> int:
-        """As many as one process would take with this size; fewer only where a process has fewer examples."""
-        return max(1, min(math.ceil(sum(self.lengths) / batch_size), *self.lengths))
+        """As many as one process would take with this size, fewer where that leaves a process single examples."""
+        least = min(2, max(1, batch_size // len(self.lengths)))  # batch statistics need two
+        return max(1, min(math.ceil(sum(self.lengths) / batch_size), min(self.lengths) // least))
 
     def chunks(self, batch_size: int, generator: torch.Generator | None = None) -> Iterator[Tensor]:
         order = self._numbers
@@ -53,7 +54,10 @@ class Shard:
         held = tuple(after - before for before, after in pairwise(ends))
         learned = tuple(length - count for length, count in zip(self.lengths, held, strict=True))
         if min(learned) < 1:
-            raise PartError(f"holding out {num_held} of {sum(self.lengths)} examples leaves a process none to learn")
+            raise PartError(
+                f"holding out {num_held} of {sum(self.lengths)} examples leaves one of {len(self.lengths)} processes "
+                "none to learn from; start fewer processes, or give a larger part"
+            )
         order = self._numbers[torch.randperm(len(self), generator=generator).to(self._numbers.device)]
         count = held[self._rank]
         return (
