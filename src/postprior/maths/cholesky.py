@@ -3,7 +3,9 @@
 Shapes: B... leading axes that count blocks, K size of one block, P = K (K - 1) / 2 elements below its diagonal.
 """
 
+import math
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,11 +25,36 @@ def factor(lower: Tensor, log_diagonal: Tensor) -> Tensor:
 
     The scale d multiplies whole rows, so that ``lower`` has no unit: one learning rate suits blocks of any width.
     """
-    size = log_diagonal.shape[-1]
-    rows, columns = below_diagonal(size, lower.device)
-    unit = torch.eye(size, dtype=lower.dtype, device=lower.device).expand(*log_diagonal.shape, size).clone()
-    unit[..., rows, columns] = lower  # [B..., P]
+    unit: Any = _Unit.apply(lower, log_diagonal.shape[-1])
     return log_diagonal.exp().unsqueeze(-1) * unit  # [B..., K, K]
+
+
+class _Unit(torch.autograd.Function):
+    """I + M from the elements of M. To put elements at pairs of indices, as autograd would, takes ten times as long."""
+
+    @staticmethod
+    def forward(ctx: Any, lower: Tensor, size: int) -> Tensor:
+        ctx.size = size
+        # torch is fast along an axis of a matrix, and of nothing larger.
+        rows = lower.reshape(math.prod(lower.shape[:-1]), lower.shape[-1])
+        constants = rows.new_tensor([0.0, 1.0]).expand(len(rows), 2)
+        chosen = torch.cat([constants, rows], 1).index_select(1, _sources(size, lower.device))
+        return chosen.view(*lower.shape[:-1], size, size)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        rows, columns = below_diagonal(ctx.size, gradient.device)
+        chosen = gradient.reshape(-1, ctx.size**2).index_select(1, rows * ctx.size + columns)
+        return chosen.view(*gradient.shape[:-2], len(rows)), None
+
+
+@cache
+def _sources(size: int, device: torch.device) -> Tensor:
+    """Where each element of I + M stands in (0, 1, elements of M)."""
+    rows, columns = below_diagonal(size, device)
+    found = torch.eye(size, dtype=torch.long, device=device)
+    found[rows, columns] = torch.arange(2, 2 + len(rows), device=device)
+    return found.flatten()
 
 
 def parts_of(lower_factor: Tensor) -> tuple[Tensor, Tensor]:
