@@ -35,7 +35,7 @@ def test_what_was_not_measured_never_passes() -> None:
     verdict = judge("rmse<champion", {"nll": 0.1, "rmse": 0.1}, CHAMPION)
     assert not verdict.passed
     assert "rmse was not measured, or was not finite (there are nll)" in verdict.reason
-    assert not judge("recall>0", {"nll": 0.1}, {}).passed
+    assert not judge("brier>0", {"nll": 0.1}, {}).passed
 
 
 @pytest.mark.parametrize(
@@ -45,3 +45,8 @@ def test_what_was_not_measured_never_passes() -> None:
 def test_what_cannot_be_read_is_no_gate(gate: str) -> None:
     with pytest.raises(SettingError, match=r"is no comparison; expected such as 'nll<=champion\+0\.01'"):
         parse(gate)
+
+
+def test_a_measure_that_nothing_measures_is_said_at_once() -> None:
+    with pytest.raises(SettingError, match=r"nothing measures accurracy: expected one of .*accuracy"):
+        parse("nll<1 and accurracy>0.9")

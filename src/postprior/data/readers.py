@@ -5,6 +5,7 @@ import importlib
 import io
 import os
 import re
+import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, cast
@@ -120,6 +121,9 @@ def _called(wanted: Wanted) -> Part:
 def function_at(address: str) -> Callable[..., Any]:
     """The function at ``package.module:function``; a DataError where there is none."""
     name, _, path = address.partition(":")
+    if name.partition(".")[0] in sys.stdlib_module_names:
+        # A store may name functions, and may come from anyone: none of these gives data or networks, and some do harm.
+        raise DataError(f"{address}: {name} belongs to Python itself; expected a function of a package or of your own")
     try:
         found: Any = importlib.import_module(name)
     except Exception as error:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from postprior.errors import SettingError
-from postprior.pipeline.measures import Measures
+from postprior.pipeline.measures import NAMES, Measures
 
 NUMBER = r"\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?"
 CONDITION = re.compile(
@@ -79,6 +79,8 @@ def _condition(gate: str, text: str) -> Condition:
     match = CONDITION.fullmatch(text)
     if match is None:
         raise SettingError(f"gate {gate!r}: {text.strip()!r} is no comparison; expected such as {EXAMPLE}")
+    if match["name"] not in NAMES:
+        raise SettingError(f"gate {gate!r}: nothing measures {match['name']}: expected one of {', '.join(NAMES)}")
     relative = match["champion"] is not None
     bound = float(match["number"] or match["margin"] or 0) * (-1 if match["sign"] == "-" else 1)
     return Condition(match["name"], match["compare"], relative, bound)

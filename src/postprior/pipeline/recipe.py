@@ -2,8 +2,11 @@
 
 import copy
 import inspect
+import sysconfig
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from importlib import import_module
+from pathlib import Path
 from typing import Any, Self, cast
 
 import torch
@@ -94,7 +97,7 @@ def build(recipe: Recipe, given: nn.Module | None, device: str) -> nn.Module:
         return _placed(copy.deepcopy(given), device)
     make = NETWORKS.get(recipe.network)
     try:
-        make = make or cast(Callable[..., nn.Module], function_at(recipe.network))
+        make = make or _maker_at(recipe.network)
     except DataError as error:
         raise NetworkError(f"the network {error}; or one of {', '.join(NETWORKS)}") from error
     with seeds.quarantined(torch.device("cpu"), recipe.seed, "network"):
@@ -124,6 +127,41 @@ def plain_settings(settings: Settings) -> dict[str, Any]:
     plain = asdict(replace(settings, augment=None))
     del plain["augment"]
     return plain
+
+
+def _maker_at(address: str) -> Callable[..., nn.Module]:
+    """The function; a store is a file that may come from anyone, so nothing is called that promises no network.
+
+    What is installed beside this library could do anything with the arguments that a store names. A user's own code is
+    taken as it is.
+    """
+    make = function_at(address)
+    if inspect.isclass(make) and issubclass(make, nn.Module):
+        return make
+    if _is_installed(address) and not _says_network(make):
+        raise NetworkError(
+            f"{address} is a function of an installed package that does not say that it makes a network, and no store "
+            "may have it called: annotate what it returns (-> torch.nn.Module), or call it in a function of your own"
+        )
+    return cast(Callable[..., nn.Module], make)
+
+
+def _is_installed(address: str) -> bool:
+    """Whether the module is the standard library's or lies among installed packages."""
+    module = import_module(address.partition(":")[0])
+    file = getattr(module, "__file__", None)
+    if file is None:
+        return True
+    places = {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    return any(place in Path(file).resolve().parents for place in places)
+
+
+def _says_network(make: Any) -> bool:
+    try:
+        said = inspect.get_annotations(make, eval_str=True).get("return")
+    except Exception:  # an annotation is code of others: whatever it raises, it says nothing
+        return False
+    return inspect.isclass(said) and issubclass(said, nn.Module)
 
 
 def _called(address: str, make: Callable[..., Any], arguments: Mapping[str, Any]) -> nn.Module:
