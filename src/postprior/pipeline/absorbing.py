@@ -3,11 +3,12 @@
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any
-from uuid import uuid4
+from typing import Any, Self
+from uuid import UUID, uuid4, uuid5
 
 from torch import nn
 
+from postprior import distributed
 from postprior.batch import Part
 from postprior.data.encoding import Encoding
 from postprior.errors import (
@@ -22,6 +23,7 @@ from postprior.errors import (
 )
 from postprior.learning.absorb import Update, absorb
 from postprior.learning.checkpoint import Checkpointing, Saved
+from postprior.learning.likelihoods import Likelihood
 from postprior.learning.training import Progress
 from postprior.networks.belief import Belief
 from postprior.pipeline import drafts
@@ -34,6 +36,7 @@ from postprior.pipeline.recipe import Recipe, beginning, described, plain_settin
 from postprior.pipeline.surprise import MOST, Surprise, surprises
 from postprior.serving.card import model_card
 from postprior.store.archive import Archive
+from postprior.store.journal import Entry
 from postprior.store.sealed import check_name
 
 HEAD, CHAMPION, CANDIDATE = "head", "champion", "candidate"
@@ -82,7 +85,7 @@ class Asked:
     def intent(self, incoming: Incoming) -> Intent:
         """What is kept of it while it is carried out."""
         return Intent(
-            token=uuid4().hex,
+            token=_token(incoming),
             data=address_of(self.data),
             part=incoming.name,
             fingerprint=incoming.hashed.fingerprint.digest,
@@ -128,6 +131,15 @@ class Ready:
     """Held-out data."""
 
 
+@dataclass(frozen=True)
+class Begun:
+    """An absorption that can be carried out."""
+
+    intent: Intent
+    ready: Ready
+    checkpoint: Saved | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Findings:
     """What was measured and judged."""
@@ -166,8 +178,10 @@ def check_gate(gate: str | None, evaluate: Any) -> None:
             raise SettingError(f"gate {gate!r} needs data to judge by: give --evaluate, which is not learned")
 
 
-def begin(tools: Tools, asked: Asked) -> Outcome:
-    """Absorb a part that is new; the store is to be locked meanwhile."""
+def begin(tools: Tools, asked: Asked) -> Begun | Outcome:
+    """Look at a part that is to be absorbed; the store is to be locked from here until it is carried out."""
+    if distributed.restarts() and (again := _taken_up(tools, asked)):
+        return again
     drafts.refuse_unfinished(tools.archive)
     known = counted_parts(family_tree(tools.archive, asked.target.onto), asked.target.onto)
     incoming = receive(asked.data, asked.part, tools.recipe, list(known.values()), asked.repeat)
@@ -175,16 +189,32 @@ def begin(tools: Tools, asked: Asked) -> Outcome:
     ready = _ready(tools, intent, incoming, asked.evaluate)
     tools.archive.drop_drafts()  # of an absorption that ended, by a process that died before it had cleared up
     drafts.write_intent(tools.archive, intent)
-    return _carry_out(tools, intent, ready, None)
+    return Begun(intent, ready)
 
 
-def resume(tools: Tools, data: Any = None, evaluate: Any = None) -> Outcome:
-    """Go on with the absorption that was interrupted; what was handed over as arrays must be handed over again."""
+def _token(incoming: Incoming) -> str:
+    """What the absorption is known by; the same again where torchrun has started its processes anew."""
+    launch = distributed.launch()
+    return uuid5(UUID(launch), f"{incoming.hashed.fingerprint.digest} {incoming.name}").hex if launch else uuid4().hex
+
+
+def _taken_up(tools: Tools, asked: Asked) -> Begun | Outcome | None:
+    """What the same processes left of it, or had done, before torchrun started them anew."""
+    token = _token(receive(asked.data, asked.part, tools.recipe, [], True))
+    if not asked.repeat and (done := recorded(tools.archive, token)):
+        tools.archive.drop_drafts()
+        return done
+    unfinished = drafts.read_intent(tools.archive)
+    return resume(tools, asked.data, asked.evaluate) if unfinished and unfinished.token == token else None
+
+
+def resume(tools: Tools, data: Any = None, evaluate: Any = None) -> Begun | Outcome:
+    """Look at what was interrupted, to go on with it; what was handed over as arrays must be handed over again."""
     archive = tools.archive
     intent = drafts.read_intent(archive)
     if intent is None:
         raise StoreError(f"{archive.address}: there is nothing to resume: no absorption was interrupted")
-    if done := _acknowledged(archive, intent):
+    if done := recorded(archive, intent.token):
         archive.drop_drafts()
         return done
     data, evaluate = (
@@ -200,7 +230,13 @@ def resume(tools: Tools, data: Any = None, evaluate: Any = None) -> Outcome:
             f"{intent.data or 'the data'} holds other examples than when part {intent.part} was begun: put them back, "
             "or give the absorption up with --discard"
         )
-    return _carry_out(tools, intent, _ready(tools, intent, incoming, evaluate), drafts.read_checkpoint(archive))
+    checkpoint = drafts.read_checkpoint(archive)
+    if checkpoint and (then := checkpoint[1]["of"].get("processes", 1)) != distributed.size():
+        raise StoreError(
+            f"part {intent.part} was begun by {then} processes, found {distributed.size()}: resume it with as many "
+            "(torchrun --nproc-per-node), or give it up with --discard"
+        )
+    return Begun(intent, _ready(tools, intent, incoming, evaluate), checkpoint)
 
 
 def _ready(tools: Tools, intent: Intent, incoming: Incoming, evaluate: Any) -> Ready:
@@ -210,50 +246,79 @@ def _ready(tools: Tools, intent: Intent, incoming: Incoming, evaluate: Any) -> R
     return Ready(incoming, encoding, archive.belief(intent.onto), held)
 
 
-def _carry_out(tools: Tools, intent: Intent, ready: Ready, checkpoint: Saved | None) -> Outcome:
+def carry_out(tools: Tools, begun: Begun | Outcome) -> Outcome:
+    """Learn, judge and record; other processes learn with this one, and leave the store to it (see ``following``)."""
+    if isinstance(begun, Outcome):
+        distributed.told({"recorded": begun.belief})
+        return begun
+    encoding, resumed = begun.ready.encoding.to_json(), begun.checkpoint is not None
+    distributed.told({"intent": asdict(begun.intent), "encoding": encoding, "resumed": resumed})
     try:
-        outcome = _learn(tools, intent, ready, checkpoint)
+        outcome = _learn(tools, begun)
     except HOPELESS:
         tools.archive.drop_drafts()
         raise
     tools.archive.drop_drafts()
+    distributed.told({"recorded": outcome.belief})
     return outcome
 
 
-def _learn(tools: Tools, intent: Intent, ready: Ready, checkpoint: Saved | None) -> Outcome:
-    archive, recipe = tools.archive, tools.recipe
-    part = ready.encoding.part(ready.incoming.raw)
-    prior = ready.prior.to(next(tools.network.parameters()).device)
-    network = beginning(tools.network, recipe, prior)
-    likelihood = recipe.make_likelihood()
-    before = measure(network, prior, some(part, recipe.seed), likelihood, num_samples=BEFORE_SAMPLES, seed=recipe.seed)
-    keep = partial(drafts.write_checkpoint, archive)
-    posterior, update = absorb(
-        network,
-        prior=prior,
-        part=part,
-        likelihood=likelihood,
-        settings=recipe.settings_with(intent.settings),
-        seed=recipe.seed,
-        progress=tools.progress,
-        checkpointing=Checkpointing(save=keep, resume_from=checkpoint, **tools.checkpointing),
-    )
-    after, verdict = judged(tools, intent.gate, network, posterior, ready.held)
-    past = [manifest["metrics"]["before"] for manifest in _absorptions(archive, intent.onto)]
-    findings = Findings(
-        before=before,
-        after=after,
-        verdict=verdict,
-        surprises=tuple(surprises(before, past)),
-        overlaps=ready.incoming.overlaps,
-        update=update,
-    )
-    manifest = _manifest(recipe, intent, ready, findings)
-    id = archive.put(posterior.to("cpu"), manifest, model_card(manifest))
-    target = Target(intent.onto, intent.alias, intent.promote)
-    about = {"part": intent.part, "intent": intent.token}
-    promoted = acknowledge(archive, "absorb", id, target, verdict, about)
+def _learn(tools: Tools, begun: Begun) -> Outcome:
+    archive, recipe, intent, ready = tools.archive, tools.recipe, begun.intent, begun.ready
+    with distributed.agreed():
+        part = ready.encoding.part(ready.incoming.raw)
+        lesson = Lesson.of(tools, ready.prior)
+        asking: dict[str, Any] = {"num_samples": BEFORE_SAMPLES, "seed": recipe.seed}
+        before = measure(lesson.network, lesson.prior, some(part, recipe.seed), lesson.likelihood, **asking)
+    posterior, update = lesson.learn(tools, part, intent.settings, begun.checkpoint)
+    with distributed.agreed():
+        after, verdict = judged(tools, intent.gate, lesson.network, posterior, ready.held)
+        past = [manifest["metrics"]["before"] for manifest in _absorptions(archive, intent.onto)]
+        findings = Findings(
+            before=before,
+            after=after,
+            verdict=verdict,
+            surprises=tuple(surprises(before, past)),
+            overlaps=ready.incoming.overlaps,
+            update=update,
+        )
+        manifest = _manifest(recipe, intent, ready, findings)
+        id = archive.put(posterior.to("cpu"), manifest, model_card(manifest))
+        target = Target(intent.onto, intent.alias, intent.promote)
+        about = {"part": intent.part, "intent": intent.token}
+        promoted = acknowledge(archive, "absorb", id, target, verdict, about)
     return Outcome(belief=id, part=intent.part, promoted=promoted, **vars(findings))
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What a part is learned with, in each of the processes that learn it."""
+
+    network: nn.Module
+    prior: Belief
+    likelihood: Likelihood
+
+    @classmethod
+    def of(cls, tools: Tools, prior: Belief) -> Self:
+        """Ready to learn."""
+        prior = prior.to(next(tools.network.parameters()).device)
+        return cls(beginning(tools.network, tools.recipe, prior), prior, tools.recipe.make_likelihood())
+
+    def learn(
+        self, tools: Tools, part: Part, settings: Mapping[str, Any], checkpoint: Saved | None
+    ) -> tuple[Belief, Update]:
+        """Learn the part, from the checkpoint on where there is one."""
+        keep = partial(drafts.write_checkpoint, tools.archive)
+        return absorb(
+            self.network,
+            prior=self.prior,
+            part=part,
+            likelihood=self.likelihood,
+            settings=tools.recipe.settings_with(settings),
+            seed=tools.recipe.seed,
+            progress=tools.progress,
+            checkpointing=Checkpointing(save=keep, resume_from=checkpoint, **tools.checkpointing),
+        )
 
 
 def judged(
@@ -325,21 +390,25 @@ def _manifest(recipe: Recipe, intent: Intent, ready: Ready, findings: Findings) 
     }
 
 
-def _acknowledged(archive: Archive, intent: Intent) -> Outcome | None:
-    """The outcome of an absorption that ended, though the process that did it died before it could say so."""
+def recorded(archive: Archive, token: str) -> Outcome | None:
+    """The outcome of an absorption that ended, though perhaps the process that did it died before it could say so."""
     for entry in reversed(archive.entries()):
-        if entry.belief is None or entry.about.get("intent") != intent.token:
-            continue
-        manifest = archive.manifest(entry.belief)
-        return Outcome(
-            belief=entry.belief,
-            part=intent.part,
-            promoted=bool(entry.about["promoted"]),
-            before=manifest["metrics"]["before"],
-            after=manifest["metrics"]["after"],
-            verdict=Verdict(**manifest["gate"]) if manifest["gate"] else None,
-            surprises=tuple(Surprise(**each) for each in manifest["surprises"]),
-            overlaps=tuple(Overlap(**each) for each in manifest["overlaps"]),
-            update=None,
-        )
+        if entry.belief is not None and entry.about.get("intent") == token:
+            return outcome_of(archive, entry.belief, entry)
     return None
+
+
+def outcome_of(archive: Archive, belief: str, entry: Entry) -> Outcome:
+    """What came of an absorption, as it was recorded."""
+    manifest = archive.manifest(belief)
+    return Outcome(
+        belief=belief,
+        part=str(entry.about["part"]),
+        promoted=bool(entry.about["promoted"]),
+        before=manifest["metrics"]["before"],
+        after=manifest["metrics"]["after"],
+        verdict=Verdict(**manifest["gate"]) if manifest["gate"] else None,
+        surprises=tuple(Surprise(**each) for each in manifest["surprises"]),
+        overlaps=tuple(Overlap(**each) for each in manifest["overlaps"]),
+        update=None,
+    )

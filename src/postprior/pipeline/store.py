@@ -2,11 +2,13 @@
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
 from torch import nn
 
+from postprior import distributed
 from postprior.data.encoding import Encoding
 from postprior.errors import StoreError
 from postprior.learning.combine import divergence_by_layer
@@ -15,8 +17,19 @@ from postprior.learning.predict import predict
 from postprior.learning.training import Progress
 from postprior.networks.belief import Belief
 from postprior.pipeline import absorbing, combining, drafts, exporting, moving
-from postprior.pipeline.absorbing import CANDIDATE, CHAMPION, HEAD, HELDOUT_SAMPLES, Asked, Outcome, Target, Tools
+from postprior.pipeline.absorbing import (
+    CANDIDATE,
+    CHAMPION,
+    HEAD,
+    HELDOUT_SAMPLES,
+    Asked,
+    Begun,
+    Outcome,
+    Target,
+    Tools,
+)
 from postprior.pipeline.exporting import SERVED_SAMPLES
+from postprior.pipeline.following import follow
 from postprior.pipeline.incoming import encoding_for, raw_data
 from postprior.pipeline.initial import Plan, first
 from postprior.pipeline.lineage import Record, counted_parts, family_tree
@@ -107,9 +120,10 @@ class Store:
         is where it grows from. ``wait`` for another process to finish, rather than a BusyError. ``stop`` is asked after
         every step; at True the absorption is put away for ``resume``, as it is every ``every_seconds``. Further
         keywords are settings for this part alone. ``trackers`` are told of what was recorded; what they raise is a
-        warning.
+        warning. Inside ``distributed.joined`` all processes call this together; the first one writes and is waited for.
         """
-        with self.archive.locked(wait):
+
+        def begin(tools: Tools) -> Begun | Outcome:
             asked = Asked(
                 data=data,
                 part=part,
@@ -119,9 +133,9 @@ class Store:
                 target=self._target(branch, onto, promote),
                 settings=settings,
             )
-            outcome = absorbing.begin(self._tools(progress, stop, every_seconds), asked)
-        exporting.track(self._tools(), outcome, trackers)
-        return outcome
+            return absorbing.begin(tools, asked)
+
+        return self._learned(begin, data, self._tools(progress, stop, every_seconds), wait, trackers)
 
     def absorb_together(
         self,
@@ -176,10 +190,8 @@ class Store:
 
         Data that were handed over as arrays must be handed over again.
         """
-        with self.archive.locked(wait):
-            outcome = absorbing.resume(self._tools(progress, stop, every_seconds), data, evaluate)
-        exporting.track(self._tools(), outcome, trackers)
-        return outcome
+        tools = self._tools(progress, stop, every_seconds)
+        return self._learned(lambda tools: absorbing.resume(tools, data, evaluate), data, tools, wait, trackers)
 
     def discard(self, *, wait: bool = False) -> str:
         """Give the interrupted absorption up; the name of its part."""
@@ -311,6 +323,25 @@ class Store:
     def sweep(self) -> int:
         """Remove what dead processes left half-written, which nobody sees; how many beliefs were among it."""
         return self.archive.sweep()
+
+    def _learned(
+        self,
+        begin: Callable[[Tools], Begun | Outcome],
+        data: Any,
+        tools: Tools,
+        wait: bool,
+        trackers: Sequence[Tracker],
+    ) -> Outcome:
+        """What is begun is carried out; of several processes the first holds the store, and writes."""
+        if not distributed.is_first():
+            return follow(tools, data)
+        with ExitStack() as held:
+            with distributed.agreed():
+                held.enter_context(self.archive.locked(wait))
+                begun = begin(tools)
+            outcome = absorbing.carry_out(tools, begun)
+        exporting.track(self._tools(), outcome, trackers)
+        return outcome
 
     def _network(self) -> nn.Module:
         return build(self.recipe, self._given, self._device)
