@@ -14,7 +14,7 @@ from postprior.families import Draw
 from postprior.learning.checks import outputs_of
 from postprior.networks.bayesian import BayesianNetwork
 
-NEAR = 2**17
+NEAR = 2**18
 """Numbers that examples may have together if what a layer makes of them is to stay in the cache of a core."""
 
 ForwardPrecision = Literal["float32", "bfloat16"]
