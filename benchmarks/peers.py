@@ -141,7 +141,7 @@ def pyro(network: nn.Module, x: Tensor, y: Tensor, many: Tensor) -> Made:
 
     def forward() -> None:
         with torch.no_grad():
-            values = guide(many)
+            values = guide(x, y)  # it wants the labels it was made with; its values do not depend on them
             named = {name: values[name.replace(".", "_")] for name in priors}
             torch.func.functional_call(network, named, many)
 
