@@ -9,6 +9,7 @@ import typer
 
 from postprior.cli import options, screen
 from postprior.cli.exits import Exit
+from postprior.cli.joining import Timeout, joined, learning
 from postprior.cli.stopping import stoppable
 from postprior.cli.together import absorb_together
 from postprior.errors import MissingExtraError, SettingError
@@ -84,6 +85,7 @@ def absorb(
     lineage: Lineage = None,
     register: Register = None,
     every: Every = 60.0,
+    timeout: Timeout = 1800.0,
     wait: options.Wait = False,
     device: options.Device = "cpu",
     json_: options.Json = False,
@@ -104,6 +106,8 @@ def absorb(
     postprior absorb digits berlin.parquet --branch berlin --onto champion
     [dim]# many at once, each by a worker of its own, and multiplied[/dim]
     postprior absorb digits part-*.npz --parallel local --rounds 1
+    [dim]# one large part, learned by four processes together[/dim]
+    torchrun --nproc-per-node=4 --max-restarts=3 -m postprior absorb digits large.npz
     """
     changes = options.settings(
         set_, epochs=epochs, temperature=temperature, learning_rate=learning_rate, batch_size=batch_size
@@ -118,13 +122,12 @@ def absorb(
         return
     if len(data) > 1:
         raise SettingError(f"{len(data)} parts: absorb one after another, or all at once with --parallel local")
-    with stoppable(store) as stop:
-        from postprior.learning.progress import shown
+    with joined(timeout) as speaks, stoppable(store) as stop:
         from postprior.pipeline.store import Store
 
         opened = Store.open(store, device=device)
-        told = _trackers(opened, tensorboard, mlflow, experiment, lineage, register)
-        with shown("learning") as progress:
+        told = _trackers(opened, tensorboard, mlflow, experiment, lineage, register) if speaks else []
+        with learning(speaks) as progress:
             outcome = opened.absorb(
                 data[0],
                 part=part,
@@ -137,7 +140,7 @@ def absorb(
                 every_seconds=every,
                 **changes,
             )
-    _tell(opened, outcome, json_)
+    _tell(opened, outcome, json_, speaks)
 
 
 def resume(
@@ -153,6 +156,7 @@ def resume(
     lineage: Lineage = None,
     register: Register = None,
     every: Every = 60.0,
+    timeout: Timeout = 1800.0,
     wait: options.Wait = False,
     device: options.Device = "cpu",
     json_: options.Json = False,
@@ -168,8 +172,7 @@ def resume(
     [dim]# give it up; the store is as it was before the part[/dim]
     postprior resume digits --discard
     """
-    with stoppable(store) as stop:
-        from postprior.learning.progress import shown
+    with joined(timeout) as speaks, stoppable(store) as stop:
         from postprior.pipeline.store import Store
 
         opened = Store.open(store, device=device)
@@ -177,12 +180,12 @@ def resume(
             given_up = opened.discard(wait=wait)
             screen.document({"discarded": given_up}) if json_ else print(f"Part {given_up} is given up.")
             return
-        told = _trackers(opened, tensorboard, mlflow, experiment, lineage, register)
-        with shown("learning") as progress:
+        told = _trackers(opened, tensorboard, mlflow, experiment, lineage, register) if speaks else []
+        with learning(speaks) as progress:
             outcome = opened.resume(
                 data, evaluate=evaluate, wait=wait, trackers=told, progress=progress, stop=stop, every_seconds=every
             )
-    _tell(opened, outcome, json_)
+    _tell(opened, outcome, json_, speaks)
 
 
 def _trackers(
@@ -208,12 +211,12 @@ def _trackers(
     return told
 
 
-def _tell(store: "Store", outcome: "Outcome", as_json: bool) -> None:
+def _tell(store: "Store", outcome: "Outcome", as_json: bool, speaks: bool) -> None:
     """Print what came of it; a gate that failed is an exit status of its own."""
     aliases = store.aliases
-    if as_json:
+    if as_json and speaks:
         screen.document(_plain(outcome, aliases))
-    else:
+    elif speaks:
         screen.lines(_words(store, outcome, aliases))
     if not outcome.passed:
         raise typer.Exit(Exit.GATE)
