@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch._dynamo  # noqa: F401  # which optimizers bring in at first use: here it takes no time of each process
+
 from postprior import distributed
 from postprior.errors import PostpriorError
 
