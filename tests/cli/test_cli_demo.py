@@ -13,18 +13,18 @@ from postprior.paper import digits, records
 
 
 def test_the_demo_writes_table_picture_and_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for family, settings in digits.SETTINGS.items():
-        monkeypatch.setitem(digits.SETTINGS, family, replace(settings, steps=2))
+    for name, method in digits.METHODS.items():
+        monkeypatch.setitem(digits.METHODS, name, replace(method, settings=replace(method.settings, steps=2)))
     result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "demo")])
     assert result.exit_code == 0, result.output
     about = json.loads((tmp_path / "demo" / "digits.json").read_text())
-    assert len(about["runs"]) == 2 * len(digits.NAMES)
+    assert len(about["runs"]) == 2 * len(digits.METHODS)
     assert about["settings"]["FT"]["steps"] == 2
     assert (about["command"], about["seeds"], about["shuffled"]) == ("postprior demo --seeds 1", [0], False)
     assert about["commit"] == records.commit()
     assert about["device"].startswith("cpu")
     assert [(end["method"], end["num_parts"]) for end in about["endings"]] == [
-        (name, parts) for parts in (1, 10) for name in digits.NAMES.values()
+        (name, parts) for parts in (1, 10) for name in digits.METHODS
     ]
     assert (tmp_path / "demo" / "digits.png").read_bytes().startswith(b"\x89PNG")
     lines = (tmp_path / "demo" / "digits.md").read_text().splitlines()
@@ -44,7 +44,7 @@ def test_intervals_are_students() -> None:
 
 def test_endings_are_of_the_last_part_over_all_seeds() -> None:
     runs = [
-        digits.Run("point", 2, seed, (0.1, accuracy), (9.0, 0.2), 0.05, seconds=2.0 * seed)
+        digits.Run("FT", 2, seed, (0.1, accuracy), (9.0, 0.2), 0.05, seconds=2.0 * seed)
         for seed, accuracy in ((0, 0.9), (1, 0.8))
     ]
     (end,) = digits.endings(runs)
@@ -66,8 +66,8 @@ def test_recorded_parts_and_shuffled_ones_share_the_test_images(monkeypatch: pyt
             return super().absorb(data, steps=1)
 
     monkeypatch.setattr(digits, "Learner", Spy)
-    digits.run("point", 10, 0)
-    digits.run("point", 10, 0, shuffled=True)
+    digits.run("FT", 10, 0)
+    digits.run("FT", 10, 0, shuffled=True)
     recorded, shuffled = torch.cat(seen[:10]).flatten(1), torch.cat(seen[10:]).flatten(1)
     assert len(recorded) == 1797 - digits.NUM_TEST
     assert not torch.equal(recorded, shuffled)
@@ -88,8 +88,8 @@ def test_where_images_are_set_aside_the_test_images_are_never_seen(monkeypatch: 
             return super().predict(inputs, num_samples=1)
 
     monkeypatch.setattr(digits, "Learner", Spy)
-    digits.run("point", 1, 0)
-    digits.run("point", 2, 0, set_aside=297)
+    digits.run("FT", 1, 0)
+    digits.run("FT", 2, 0, set_aside=297)
     train, test, aside = learned[0], asked[0], asked[1]
     assert torch.equal(asked[1], asked[2])
     assert (len(train), len(test), len(aside)) == (1297, 500, 297)

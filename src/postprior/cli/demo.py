@@ -31,6 +31,7 @@ def demo(
 
     Fine-tuning (FT) starts each part at the last weights. The Bayesian families start it at the last belief:
     independent weights (FFG), correlated within each kernel (CFG), multiplied by a normalising flow (MNF).
+    Those with FS hold their new predictions to the old ones as well, on the inputs of the new part.
 
     \b
     [bold]Examples[/bold]
@@ -44,12 +45,12 @@ def demo(
 
     torch.set_num_threads(1)  # the network is too small to be worth sharing out
     out.mkdir(parents=True, exist_ok=True)
-    plan = [(family, parts, seed) for seed in range(seeds) for parts in NUM_PARTS for family in digits.NAMES]
+    plan = [(method, parts, seed) for seed in range(seeds) for parts in NUM_PARTS for method in digits.METHODS]
     runs: list[Run] = []
     with _progress(sum(parts for _, parts, _ in plan)) as tell:
-        for family, parts, seed in plan:
-            title = f"{digits.NAMES[family]} in {parts} part{'s' * (parts > 1)}, seed {seed}"
-            runs.append(digits.run(family, parts, seed, shuffled, lambda number, title=title: tell(title, number)))
+        for method, parts, seed in plan:
+            title = f"{method} in {parts} part{'s' * (parts > 1)}, seed {seed}"
+            runs.append(digits.run(method, parts, seed, shuffled, lambda number, title=title: tell(title, number)))
     _report(runs, seeds, shuffled, out)
 
 
