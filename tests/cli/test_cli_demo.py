@@ -19,7 +19,7 @@ def test_the_demo_writes_table_picture_and_numbers(tmp_path: Path, monkeypatch: 
     assert result.exit_code == 0, result.output
     about = json.loads((tmp_path / "demo" / "digits.json").read_text())
     assert len(about["runs"]) == 2 * len(digits.METHODS)
-    assert about["settings"]["FT"]["steps"] == 2
+    assert about["methods"]["FT"]["settings"]["steps"] == 2
     assert (about["command"], about["seeds"], about["shuffled"]) == ("postprior demo --seeds 1", [0], False)
     assert about["commit"] == records.commit()
     assert about["device"].startswith("cpu")
@@ -28,8 +28,8 @@ def test_the_demo_writes_table_picture_and_numbers(tmp_path: Path, monkeypatch: 
     ]
     assert (tmp_path / "demo" / "digits.png").read_bytes().startswith(b"\x89PNG")
     lines = (tmp_path / "demo" / "digits.md").read_text().splitlines()
-    assert len(lines) == 2 + 8
-    last = next(r for r in about["runs"] if r["family"] == "multiplicative" and r["num_parts"] == 10)
+    assert len(lines) == 2 + 2 * len(digits.METHODS)
+    last = next(r for r in about["runs"] if r["method"] == "MNF" and r["num_parts"] == 10)
     assert f"| MNF | 10 | {100 * last['accuracy'][-1]:.1f} | {last['nll'][-1]:.3f} |" in lines[-1]
     assert len(last["nll"]) == 10
     assert "MNF in 10 parts, seed 0" in result.stderr

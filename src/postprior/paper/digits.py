@@ -126,11 +126,10 @@ def run(
 
 def provenance() -> dict[str, Any]:
     """What the runs were made with, for the record."""
-    settings = {name: asdict(method) for name, method in METHODS.items()}
     return {
         "commit": records.commit(),
         "prior_sd": PRIOR_SD,
-        "settings": settings,
+        "methods": {name: asdict(method) for name, method in METHODS.items()},
         "device": records.device_name("cpu"),
         "threads": torch.get_num_threads(),
         "versions": records.versions(),
