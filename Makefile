@@ -19,8 +19,9 @@ $(READY): requirements.lock pyproject.toml
 demo: setup
 	$(BIN)/postprior demo --out demo
 
+# Each core takes whole files, as tests of one file share what is slow to make.
 test: setup lint
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto --dist loadfile
 
 lint: setup
 	$(BIN)/ruff check
@@ -39,6 +40,7 @@ bench: build/peers/.ready
 	$(BIN)/python benchmarks/import_time.py
 	build/peers/bin/python benchmarks/speed.py --out results/speed-cpu.json
 	$(BIN)/python benchmarks/scaling.py --out results/scaling-cpu.json
+	$(BIN)/python benchmarks/store.py --out results/store-cpu.json
 
 clean:
 	rm -rf $(VENV) demo
