@@ -11,6 +11,7 @@ import socket
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
+from importlib import import_module
 from typing import Any, cast
 from uuid import NAMESPACE_URL, uuid5
 
@@ -81,11 +82,15 @@ def joined(timeout: float = TIMEOUT) -> Generator[None]:
     if not launched() or _is_joined():
         yield
         return
+    # Optimizers bring it in at their first step, and some default argument in it is the group there is at that time:
+    # it would outlive its end here, and its threads now and then abort the process at its own.
+    import_module("torch._dynamo")
+
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     with _answered():
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-        _dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
+        _dist.init_process_group(backend, timeout=timedelta(seconds=timeout), **_meeting_point(timeout))
     try:
         yield
     finally:
@@ -185,6 +190,22 @@ def error_of(plain: Mapping[str, str]) -> PostpriorError:
     """The inverse of ``plain_error``."""
     kind: Any = getattr(errors, plain["kind"], PostpriorError)
     return kind(plain["message"])
+
+
+def _meeting_point(timeout: float) -> dict[str, Any]:
+    """Where processes that were started anew leave their addresses for one another.
+
+    torchrun keeps one table of addresses through all restarts (pytorch/pytorch#135712), in which a quick process finds
+    those of the dead. So each attempt has a part of its own. Launchers on several hosts do not count restarts alike:
+    there this would part them, and TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 gives each attempt a new table.
+    """
+    one_host = os.environ.get("GROUP_WORLD_SIZE", "1") == "1"
+    if not (restarts() and one_host and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"):
+        return {}
+    size, rank = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    table = _dist.TCPStore(host, port, size, is_master=False, timeout=timedelta(seconds=timeout))
+    return {"store": _dist.PrefixStore(f"attempt {restarts()}", table), "rank": rank, "world_size": size}
 
 
 def _is_joined() -> bool:
