@@ -198,9 +198,10 @@ def test_early_stopping_is_decided_alike(tmp_path: Path) -> None:
     assert len(found[0][1]) < 60
 
 
-def test_one_asks_to_stop_all_stop_and_resuming_ends_at_the_same_bytes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("holdout", [0.0, 0.2])
+def test_one_asks_to_stop_all_stop_and_resuming_ends_at_the_same_bytes(holdout: float, tmp_path: Path) -> None:
     file = tmp_path / "checkpoint.safetensors"
-    settings = {"holdout": 0.2, "num_samples": 2}
+    settings = {"holdout": holdout, "num_samples": 2}
 
     def learn(rank: int) -> Any:
         whole, _ = absorbed(settings=settings, norm=True)
