@@ -100,6 +100,8 @@ def test_a_part_counts_once_among_those_absorbed_at_once(tmp_path: Path, monkeyp
     assert not found.passed
     assert len(store.parts()) == 1
     assert len(store.parts("candidate")) == 3
+    page = store.report(tmp_path / "report.html", at="candidate").read_text()
+    assert all(record["id"] in page for record in store.parts("candidate"))
 
 
 def test_flows_and_learning_points_are_refused_before_anything_is_learned(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from postprior.pipeline.incoming import Overlap, encoding_for, raw_data
 from postprior.pipeline.lineage import Manifest, counted_parts, family_tree
 from postprior.pipeline.questioning import question
 from postprior.pipeline.surprise import THRESHOLD
+from postprior.pipeline.together import EVENT as TOGETHER
 from postprior.serving.report import HeldOut, Layer, Learned, Report, check_place, write
 from postprior.store.journal import Entry
 
@@ -71,22 +72,24 @@ def _met(
 
     Among them are those that a gate stopped. What another branch learned, or was rolled back, is not.
     """
-    absorbed = {entry.belief: entry for entry in entries if entry.event == "absorb"}
+    absorbed = {entry.belief: entry for entry in entries if entry.event in ("absorb", TOGETHER)}
     parts: list[Learned] = []
     for id, entry in absorbed.items():
         assert id is not None
         manifest = manifests[id]
         stopped = id not in tree and manifest["parent"] in tree and not entry.about.get("passed", True)
         if id in tree or stopped:
+            records = manifest["parts"] if entry.event == TOGETHER else [manifest["part"]]
+            forgotten = id in tree and entry.event != TOGETHER and id not in counted
             parts.append(
                 Learned(
-                    name=manifest["part"]["id"],
-                    num_examples=manifest["part"]["num_examples"],
-                    before=manifest["metrics"]["before"],
+                    name=", ".join(record["id"] for record in records),
+                    num_examples=sum(record["num_examples"] for record in records),
+                    before=manifest["metrics"]["before"] or {},
                     after=manifest["metrics"]["after"] or {},
                     surprise={each["measure"]: each["score"] for each in manifest.get("surprises") or ()},
                     kl=(manifest.get("update") or {}).get("kl"),
-                    remarks=_remarks(manifest, stopped=stopped, forgotten=id in tree and id not in counted),
+                    remarks=_remarks(manifest, stopped=stopped, forgotten=forgotten),
                     stopped=stopped,
                 )
             )
