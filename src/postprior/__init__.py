@@ -75,10 +75,10 @@ def __getattr__(name: str) -> Any:
         return getattr(import_module(_HOMES[name]), name)
     if name in ("metrics", "pretrained"):
         return import_module(f"postprior.learning.{name}")
-    if name in ("errors", "sklearn"):
+    if name in ("distributed", "errors", "sklearn"):
         return import_module(f"postprior.{name}")
     raise AttributeError(f"postprior has no {name!r}; there are {', '.join(__all__)}")
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "errors", "metrics", "pretrained", "sklearn"]
+    return [*__all__, "distributed", "errors", "metrics", "pretrained", "sklearn"]
