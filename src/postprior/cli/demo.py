@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -46,15 +46,16 @@ def demo(
     torch.set_num_threads(1)  # the network is too small to be worth sharing out
     out.mkdir(parents=True, exist_ok=True)
     plan = [(method, parts, seed) for seed in range(seeds) for parts in NUM_PARTS for method in digits.METHODS]
+    about = digits.provenance()  # of the code that runs, whatever is committed meanwhile
     runs: list[Run] = []
     with _progress(sum(parts for _, parts, _ in plan)) as tell:
         for method, parts, seed in plan:
             title = f"{method} in {parts} part{'s' * (parts > 1)}, seed {seed}"
             runs.append(digits.run(method, parts, seed, shuffled, lambda number, title=title: tell(title, number)))
-    _report(runs, seeds, shuffled, out)
+    _report(runs, seeds, shuffled, about, out)
 
 
-def _report(runs: "list[Run]", seeds: int, shuffled: bool, out: Path) -> None:
+def _report(runs: "list[Run]", seeds: int, shuffled: bool, about: dict[str, Any], out: Path) -> None:
     """Print the table; write it, the picture and all numbers."""
     from rich.console import Console
     from rich.table import Table
@@ -70,7 +71,7 @@ def _report(runs: "list[Run]", seeds: int, shuffled: bool, out: Path) -> None:
     lines = [digits.COLUMNS, ("---",) * len(digits.COLUMNS), *rows]
     (out / "digits.md").write_text("".join(f"| {' | '.join(line)} |\n" for line in lines))
     command = f"postprior demo --seeds {seeds}{' --shuffled' if shuffled else ''}"
-    about = {"command": command, "seeds": list(range(seeds)), "shuffled": shuffled, **digits.provenance()}
+    about = {"command": command, "seeds": list(range(seeds)), "shuffled": shuffled, **about}
     about |= {"endings": [asdict(end) for end in endings], "runs": [asdict(run) for run in runs]}
     (out / "digits.json").write_text(json.dumps(about, indent=1) + "\n")
     digits.draw(runs, out / "digits.png")
