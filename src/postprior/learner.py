@@ -10,6 +10,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from postprior import distributed
 from postprior.data.parts import as_inputs, as_part
 from postprior.errors import SettingError, StoreError
 from postprior.learning import likelihoods, predict
@@ -76,11 +77,12 @@ class Learner:
         """Learn from one part; whatever goes wrong, the belief is as it was.
 
         ``data``: ``(x, y)`` of arrays or tensors, a Dataset, a DataLoader, or dictionaries (``target`` names the
-        targets). Further keywords are settings for this part alone.
+        targets). Further keywords are settings for this part alone. Inside ``distributed.joined`` all processes call this
+        together, each with the whole of the data or a Dataset that fetches them, and get the same belief.
         """
         chosen = replace(self.settings, **checked_names(settings))
         title = f"part {self._belief.num_parts + 1}"
-        with shown(title) if self.progress else nullcontext() as progress:
+        with shown(title) if self.progress and distributed.is_first() else nullcontext() as progress:
             self._belief, update = absorb(
                 self.network,
                 prior=self._belief,
