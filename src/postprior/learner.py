@@ -77,8 +77,8 @@ class Learner:
         """Learn from one part; whatever goes wrong, the belief is as it was.
 
         ``data``: ``(x, y)`` of arrays or tensors, a Dataset, a DataLoader, or dictionaries (``target`` names the
-        targets). Further keywords are settings for this part alone. Inside ``distributed.joined`` all processes call this
-        together, each with the whole of the data or a Dataset that fetches them, and get the same belief.
+        targets). Further keywords are settings for this part alone. Inside ``distributed.joined`` all processes call
+        this together, each with the whole of the data or a Dataset that fetches them, and get the same belief.
         """
         chosen = replace(self.settings, **checked_names(settings))
         title = f"part {self._belief.num_parts + 1}"
