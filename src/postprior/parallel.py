@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar, cast, final
 
@@ -27,19 +27,26 @@ class Workers(Generic[Task, Result]):
         self._remote: Any = ray.remote(max_retries=RETRIES, num_cpus=1, num_gpus=gpus)(function)
 
     def map(self, tasks: Sequence[Task], done: Callable[[int], None] | None = None) -> list[Result]:
-        """Every result, in the order of the tasks; ``done`` is told how many there are.
+        """Every result, in the order of the tasks; ``done`` is told how many there are."""
+        found: dict[int, Result] = {}
+        for number, result in self.each(tasks):
+            found[number] = result
+            if done is not None:
+                done(len(found))
+        return [found[number] for number in range(len(tasks))]
+
+    def each(self, tasks: Sequence[Task]) -> Iterator[tuple[int, Result]]:
+        """Every result as it comes, with the number of its task.
 
         A task whose worker dies is begun anew elsewhere. An error that a task raises ends all, as it would here.
         """
-        waiting = [self._remote.remote(task) for task in tasks]
+        numbers = {self._remote.remote(task): number for number, task in enumerate(tasks)}
+        left = list(numbers)
         try:
-            left = list(waiting)
             while left:
                 ready, left = self._ray.wait(left)
-                self._ray.get(ready)
-                if done is not None:
-                    done(len(waiting) - len(left))
-            return cast(list[Result], self._ray.get(waiting))
+                for reference in ready:
+                    yield numbers[reference], cast(Result, self._ray.get(reference))
         except self._ray.exceptions.RayTaskError as error:
             cause: Any = error.cause
             raise cause if isinstance(cause, PostpriorError) else error.as_instanceof_cause() from None
@@ -49,8 +56,8 @@ class Workers(Generic[Task, Result]):
                 f"a worker died {RETRIES + 1} times over one task: {said}. Give it more memory"
             ) from error
         finally:
-            for each in waiting:
-                self._ray.cancel(each, force=True)
+            for reference in left:
+                self._ray.cancel(reference, force=True)
 
 
 @contextmanager

@@ -20,6 +20,12 @@ VARIANTS: "tuple[Variant, ...]" = ("paper", "tuned")
 SECONDS_BETWEEN_LINES = 30.0
 STEPS_OF_BAR = 1000
 
+Jobs = Annotated[int, typer.Option(min=1, help="Runs at once, each in a process of its own.")]
+Parallel = Annotated[
+    str | None,
+    typer.Option(metavar="WHERE", help="On Ray's workers: ray for --jobs of this machine, or ray://host:10001."),
+]
+
 
 def reproduce(
     task: Annotated[str, typer.Argument(metavar="TASK", help="mnist, cifar10, cifar5+5 or all.")],
@@ -35,7 +41,8 @@ def reproduce(
     ] = False,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for runs and tables.")] = Path("results"),
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...: a GPU where there is one.")] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Runs at once, each in a process of its own.")] = 1,
+    jobs: Jobs = 1,
+    parallel: Parallel = None,
 ) -> None:
     """Run the paper's experiments, each at T=1 and in T=10 parts that are thrown away once learned.
 
@@ -65,7 +72,9 @@ def reproduce(
         raise typer.BadParameter(str(error)) from error
     place = _device(device)
     with _progress() as report:
-        runs.run_all(experiments, seeds or (1 if quick else 5), out, device=place, jobs=jobs, report=report)
+        runs.run_all(
+            experiments, seeds or (1 if quick else 5), out, device=place, jobs=jobs, parallel=parallel, report=report
+        )
     table(out)
 
 
@@ -74,7 +83,8 @@ def search(
     families: Annotated[str | None, typer.Option(metavar="NAMES", help="Only these, with commas between.")] = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for runs and tables.")] = Path("results/search"),
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...: a GPU where there is one.")] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Runs at once, each in a process of its own.")] = 1,
+    jobs: Jobs = 1,
+    parallel: Parallel = None,
 ) -> None:
     """Try every candidate for the tuned settings, scored on training images set aside, and write DIR/search.md.
 
@@ -93,7 +103,7 @@ def search(
         raise typer.BadParameter(f"--families {families}: no candidates; there are {', '.join(search.approaches())}.")
     place = _device(device)
     with _progress() as report:
-        runs.run_all(experiments, 1, out, device=place, jobs=jobs, report=report)
+        runs.run_all(experiments, 1, out, device=place, jobs=jobs, parallel=parallel, report=report)
     print(search.write(out).read_text(encoding="utf-8"), end="")
 
 

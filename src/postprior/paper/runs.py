@@ -14,7 +14,8 @@ from postprior.paper.estimate import Estimate
 from postprior.paper.experiment import SOURCES, Experiment
 from postprior.paper.records import Result
 from postprior.paper.run import run
-from postprior.paper.workers import run_apart
+from postprior.paper.workers import run_apart, run_on_ray
+from postprior.parallel import LOCAL
 
 Key = tuple[Experiment, int]
 """What a run is known by: the experiment and the seed."""
@@ -44,13 +45,16 @@ def run_all(
     *,
     device: torch.device | str = "cpu",
     jobs: int = 1,
+    parallel: str | None = None,
     report: Callable[[Status], None] | None = None,
     load: Callable[[str], ImageData] = datasets.load,
 ) -> list[Result]:
     """Every experiment with seeds 0, 1, ...; each run ends in a file, and runs that have one are not done again.
 
     One after another, every experiment is run with one seed before the next seed begins, so that what an interruption
-    leaves is even; ``jobs`` of them at once, in processes of their own.
+    leaves is even; ``jobs`` of them at once, in processes of their own. ``parallel`` is "ray", for as many of Ray's
+    workers on this machine, or the address of a cluster (``ray://host:port``), which has the datasets and decides how
+    many run.
     """
     wanted = [(experiment, seed) for seed in range(num_seeds) for experiment in experiments]
     results = {key: records.read(path) for key in wanted if (path := records.path_of(folder, *key)).exists()}
@@ -62,7 +66,10 @@ def run_all(
     # All at once, so that a dataset that is missing is noticed now and not hours later.
     images = {name: load(name) for name in sorted({SOURCES[experiment.dataset] for experiment, _ in todo})}
     teller = _Teller(len(results), len(wanted), estimate, [experiment for experiment, _ in todo], report)
-    if jobs == 1:
+    if parallel is not None:
+        here = parallel == "ray"
+        ended = run_on_ray(todo, folder, device, LOCAL if here else parallel, jobs if here else None)
+    elif jobs == 1:
         ended = _one_by_one(todo, images, folder, device, teller)
     else:
         ended = run_apart(todo, folder, device, jobs)

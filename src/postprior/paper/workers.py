@@ -21,6 +21,7 @@ from postprior.paper import records
 from postprior.paper.experiment import SOURCES, Experiment
 from postprior.paper.records import Result
 from postprior.paper.run import run
+from postprior.parallel import workers
 
 COST = {"multiplicative": 4.0, "channelwise": 1.5}
 """Roughly, of a step beside one of the other families."""
@@ -33,8 +34,7 @@ def run_apart(
 
     A run that fails does not take the others with it: what went wrong is told once all have ended.
     """
-    # Seed by seed, so that what an interruption leaves is even; the longest first, so that none ends alone.
-    ordered = sorted(todo, key=lambda key: (key[1], -key[0].num_steps * COST.get(key[0].family, 1.0)))
+    ordered = _ordered(todo)
     # A forked process could not use the GPU that this one has begun to use.
     context = multiprocessing.get_context("spawn")
     threads = max(1, (os.cpu_count() or 1) // jobs)
@@ -47,16 +47,30 @@ def run_apart(
                 yield future.result()
             except (PostpriorError, RuntimeError) as error:  # the latter for what a GPU refuses
                 failed.append(f"{records.title(*waiting[future])}: {error}")
-        if failed:
-            raise FailedRunsError(
-                f"{len(failed)} of {len(ordered)} runs failed; the others are kept. " + "; ".join(failed)
-            )
+        _tell_of(failed, len(ordered))
     except BaseException:
         for child in multiprocessing.active_children():
             child.kill()
         raise
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def run_on_ray(
+    todo: Sequence[tuple[Experiment, int]], folder: Path, device: torch.device | str, where: str, jobs: int | None
+) -> Iterator[Result]:
+    """The same on the workers of Ray, on this machine or a cluster, where the datasets must be; the disk is ours."""
+    ordered, failed = _ordered(todo), list[str]()
+    tasks = [(experiment.to_plain(), seed, str(device)) for experiment, seed in ordered]
+    gpus = 1.0 if torch.device(device).type == "cuda" else 0.0
+    with workers(where, _attempt, count=jobs, gpus=gpus) as pool:
+        for number, result in pool.each(tasks):
+            if isinstance(result, str):
+                failed.append(f"{records.title(*ordered[number])}: {result}")
+                continue
+            records.write(folder, result)
+            yield result
+    _tell_of(failed, len(ordered))
 
 
 def fast_kernels() -> None:
@@ -67,6 +81,27 @@ def fast_kernels() -> None:
 def _prepare(threads: int) -> None:
     torch.set_num_threads(threads)
     fast_kernels()
+
+
+def _ordered(todo: Sequence[tuple[Experiment, int]]) -> list[tuple[Experiment, int]]:
+    # Seed by seed, so that what an interruption leaves is even; the longest first, so that none ends alone.
+    return sorted(todo, key=lambda key: (key[1], -key[0].num_steps * COST.get(key[0].family, 1.0)))
+
+
+def _tell_of(failed: list[str], num_runs: int) -> None:
+    if failed:
+        raise FailedRunsError(f"{len(failed)} of {num_runs} runs failed; the others are kept. " + "; ".join(failed))
+
+
+def _attempt(task: tuple[dict[str, Any], int, str]) -> Result | str:
+    """A run, or what went wrong with it: that must not end the others."""
+    plain, seed, device = task
+    _prepare(1)
+    experiment = Experiment.from_plain(plain)
+    try:
+        return run(experiment, seed, _images(SOURCES[experiment.dataset]), device)
+    except (PostpriorError, RuntimeError) as error:
+        return str(error)
 
 
 def _work(plain: dict[str, Any], seed: int, folder: Path, device: str) -> Result:
