@@ -10,6 +10,7 @@ import typer
 from postprior.cli import options, screen
 from postprior.cli.exits import Exit
 from postprior.cli.joining import Timeout, joined, learning
+from postprior.cli.outcomes import ending
 from postprior.cli.stopping import stoppable
 from postprior.cli.together import absorb_together
 from postprior.errors import MissingExtraError, SettingError
@@ -230,17 +231,7 @@ def _words(store: "Store", outcome: "Outcome", aliases: dict[str, str]) -> list[
     rows += [("surprise", each.sentence) for each in outcome.surprises if each.is_warning]
     if update := outcome.update:
         rows.append(("learned", f"{update.num_steps:,} steps, KL {update.kl:,.1f} nats, {update.seconds:.1f} s"))
-    if outcome.after is not None:
-        rows.append(("held out", screen.measures(outcome.after)))
-    if verdict := outcome.verdict:
-        rows.append(("gate", f"{'passed' if verdict.passed else 'FAILED'}: {verdict.reason}"))
-    moved = ", ".join(name for name, id in aliases.items() if id == outcome.belief)
-    rows.append(("belief", f"{outcome.belief[: screen.SHORT]}, now {moved}"))
-    if not outcome.passed:
-        rows.append(
-            ("kept", "as candidate alone: head and champion stay; `postprior promote` would take it all the same")
-        )
-    return rows
+    return rows + ending(outcome, aliases)
 
 
 def _plain(outcome: "Outcome", aliases: dict[str, str]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import typer
 
 from postprior.cli import screen
 from postprior.cli.exits import Exit
+from postprior.cli.outcomes import ending
 from postprior.cli.stopping import stoppable
 
 if TYPE_CHECKING:
@@ -47,9 +48,4 @@ def _words(found: "Gathered", aliases: Mapping[str, str]) -> list[tuple[str, str
     rows += [("overlap", each.sentence) for each in found.overlaps]
     if found.set_back:
         rows.append(("set back", f"{found.set_back:,} weights that some worker came out less sure of"))
-    if found.after is not None:
-        rows.append(("held out", screen.measures(found.after)))
-    if verdict := found.verdict:
-        rows.append(("gate", f"{'passed' if verdict.passed else 'FAILED'}: {verdict.reason}"))
-    moved = ", ".join(name for name, id in aliases.items() if id == found.belief)
-    return [*rows, ("belief", f"{found.belief[: screen.SHORT]}, now {moved}")]
+    return rows + ending(found, aliases)
