@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -79,7 +79,7 @@ def reproduce(
 
 
 def search(
-    task: Annotated[str, typer.Argument(metavar="TASK", help="mnist, cifar10 or all.")],
+    task: Annotated[str, typer.Argument(metavar="TASK", help="mnist, cifar10, cifar5+5 or all.")],
     families: Annotated[str | None, typer.Option(metavar="NAMES", help="Only these, with commas between.")] = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for runs and tables.")] = Path("results/search"),
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...: a GPU where there is one.")] = None,
@@ -88,13 +88,14 @@ def search(
 ) -> None:
     """Try every candidate for the tuned settings, scored on training images set aside, and write DIR/search.md.
 
-    The test set is not looked at. Interrupt it as you like: the same command goes on where it stopped.
+    All with one seed, then the best of each approach with more. The test set is not looked at. Interrupt it as you
+    like: the same command goes on where it stopped.
 
     \b
     [bold]Example[/bold]
     postprior search cifar10 --families ft,ffg --jobs 12
     """
-    tasks = _checked(task, ("mnist", "cifar10"), "all")
+    tasks = _checked(task, TASKS, "all")
 
     from postprior.paper import runs, search
 
@@ -103,7 +104,9 @@ def search(
         raise typer.BadParameter(f"--families {families}: no candidates; there are {', '.join(search.approaches())}.")
     place = _device(device)
     with _progress() as report:
-        runs.run_all(experiments, 1, out, device=place, jobs=jobs, parallel=parallel, report=report)
+        options: dict[str, Any] = {"device": place, "jobs": jobs, "parallel": parallel, "report": report}
+        tried = runs.run_all(experiments, 1, out, **options)
+        runs.run_all(search.finalists(tried), search.NUM_SEEDS, out, **options)
     print(search.write(out).read_text(encoding="utf-8"), end="")
 
 

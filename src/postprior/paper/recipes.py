@@ -14,7 +14,8 @@ STEPS: dict[tuple[str, bool], tuple[int, int]] = {
     ("cifar10", True): (120, 20),
     ("cifar5+5", True): (120, 20),
 }
-"""By task and whether quick: steps at T=1, and steps a part at any other T."""
+"""By task and whether quick: steps at T=1, and steps a part at any other T; the tuned ones have as many in all at
+every T."""
 
 TEMPERATURE: dict[str, dict[Variant, float]] = {
     "mnist": {"paper": 1.0, "tuned": 0.2, "quick": 0.05},
@@ -30,19 +31,27 @@ QUICK: dict[str, dict[str, int]] = {
 }
 """3Conv3FC takes ten times as long as LeNet5, so it gets fewer images."""
 
-FAMILIES = {
-    "ft": "point",
-    "ft-fs": "point",
-    "ffg": "factorized",
-    "cfg": "channelwise",
-    "mnf": "multiplicative",
-    "ewc": "point",
-}
+FAMILIES = {"ffg": "factorized", "cfg": "channelwise", "mnf": "multiplicative"}
+"""By approach; the others are points."""
+
+Candidate = dict[str, Any]
+"""What the tuned settings may differ in: fields of ``Settings``, of the experiment those in ``OWN``."""
+
+OWN = ("prior_sd", "ewc_strength")
+
+PARTS_OF_SEARCH = 10
+"""The T that settings were searched at; with another, the steps over all parts stay the same."""
+
+TUNED: dict[str, dict[str, Candidate]] = {"mnist": {}, "cifar10": {}, "cifar5+5": {}}
+"""By task and approach, what `postprior search` chose; results/search has the record, and a test compares them."""
+
+LIKE = {"ft-early": "ft", "ffg-kl1": "ffg", "ffg-fixed": "ffg-laplace"}
+"""Approaches that were not searched, with the one whose settings they take."""
 
 
 def early(task: str, num_parts: int, variant: Variant) -> Experiment:
     """Fine-tuning that stops by a tenth of each part."""
-    return experiment(task, "ft-early", num_parts, variant, family="point", method="early")
+    return experiment(task, "ft-early", num_parts, variant, method="early", holdout=0.1)
 
 
 def pretrained(approach: str, num_parts: int, variant: Variant, **fields: Any) -> Experiment:
@@ -59,18 +68,18 @@ def experiment(
     *,
     family: str | None = None,
     temperature: float | None = None,
+    holdout: float = 0.0,
+    function_space: float = 0.0,
     **fields: Any,
 ) -> Experiment:
     """A configuration of this task; further fields are the experiment's own."""
     family = family or FAMILIES.get(approach, "point")
     point = family == "point"
-    how = settings(task, num_parts, variant, point, temperature)
-    if fields.get("method") == "early":
-        how = replace(how, holdout=0.1)
     if variant == "quick":
         fields.update(QUICK[SOURCES[task]])
     fields.setdefault("method", "finetune" if point else "bayes")
-    return Experiment(
+    how = settings(task, num_parts, variant, point)
+    made = Experiment(
         name=f"{task}-{approach}-t{num_parts}-{variant}",
         dataset=task,
         approach=approach,
@@ -78,20 +87,43 @@ def experiment(
         family=family,
         num_parts=num_parts,
         variant=variant,
-        settings=how,
+        settings=replace(how, holdout=holdout, function_space=function_space),
         prior_sd=1.0 if variant == "paper" else 0.1,
         **fields,
     )
+    if variant == "tuned":
+        found = dict(TUNED[task].get(LIKE.get(approach, approach), {}))
+        if "steps" in found:
+            found["steps"] = _spread(found["steps"], num_parts)
+        made = adjusted(made, found)
+    if temperature is not None:
+        made = adjusted(made, {"temperature": temperature})
+    return made
 
 
-def settings(task: str, num_parts: int, variant: Variant, point: bool, temperature: float | None = None) -> Settings:
+def adjusted(start: Experiment, candidate: Candidate) -> Experiment:
+    """The experiment with what the candidate says."""
+    own = {name: value for name, value in candidate.items() if name in OWN}
+    how = {name: value for name, value in candidate.items() if name not in OWN}
+    return replace(start, **own, settings=replace(start.settings, **how))
+
+
+def settings(task: str, num_parts: int, variant: Variant, point: bool) -> Settings:
     """How a part is learned; a point has neither KL nor width, so that temperature and spread_rate stay at 1."""
     jointly, a_part = STEPS[task, variant == "quick"]
     options: dict[str, Any] = {} if variant == "paper" else {"schedule": "linear"}
     if not point:
-        options["temperature"] = temperature or TEMPERATURE[task]["tuned" if variant == "search" else variant]
+        options["temperature"] = TEMPERATURE[task]["tuned" if variant == "search" else variant]
         options["spread_rate"] = 1.0 if variant == "paper" else 5.0
     if variant == "quick":
         options["batch_size"] = 32
+    steps = jointly if num_parts == 1 else a_part
+    if variant in ("tuned", "search"):
+        steps = _spread(a_part, num_parts)
     # The old belief's score of each new part would cost a pass and is not reported.
-    return Settings(steps=jointly if num_parts == 1 else a_part, score_samples=0, cuda_graph=True, **options)
+    return Settings(steps=steps, score_samples=0, cuda_graph=True, **options)
+
+
+def _spread(steps: int, num_parts: int) -> int:
+    """Steps a part where ``PARTS_OF_SEARCH`` parts would have so many: as many in all."""
+    return steps * PARTS_OF_SEARCH // num_parts

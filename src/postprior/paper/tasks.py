@@ -3,6 +3,7 @@
 Shapes: N images, C channels, H x W pixels.
 """
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,7 +45,7 @@ def prepare(experiment: Experiment, seed: int, images: ImageData, device: torch.
     """The task of this seed; it does not depend on family, method or settings, so that these meet the same parts."""
     groups = _class_groups(experiment, images, seed)
     # Of all training images, as is customary, though strictly the first part knows nothing of the others.
-    mean, sd = _moments(images.train_images)
+    mean, sd = _moments(images)
     now = groups[-1]
     train, test = _of_classes(images.train_labels, now), _of_classes(images.test_labels, now)
     train = _shuffled(train, seed, "parts")
@@ -88,9 +89,10 @@ def _shuffled(indices: Tensor, seed: int, purpose: str) -> Tensor:
     return indices[torch.randperm(len(indices), generator=seeds.stream("cpu", seed, purpose))]
 
 
-def _moments(pixels: Bytes) -> tuple[Tensor, Tensor]:
+@functools.lru_cache(maxsize=2)  # a process makes many runs of the same images
+def _moments(images: ImageData) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation of each channel, [C, 1, 1], exact from counts and without a copy of all pixels."""
-    values = np.arange(256)
+    values, pixels = np.arange(256), images.train_images
     counts = np.stack([np.bincount(channel.ravel(), minlength=256) for channel in np.moveaxis(pixels, -1, 0)])
     mean = counts @ values / counts.sum(1)
     variance = counts @ values**2 / counts.sum(1) - mean**2
