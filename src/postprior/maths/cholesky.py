@@ -37,8 +37,9 @@ class _Unit(torch.autograd.Function):
         ctx.size = size
         # torch is fast along an axis of a matrix, and of nothing larger.
         rows = lower.reshape(math.prod(lower.shape[:-1]), lower.shape[-1])
-        constants = rows.new_tensor([0.0, 1.0]).expand(len(rows), 2)
-        chosen = torch.cat([constants, rows], 1).index_select(1, _sources(size, lower.device))
+        # Made where they are needed: numbers of Python's would have to be brought to a GPU at every step.
+        constants = [rows.new_zeros(len(rows), 1), rows.new_ones(len(rows), 1)]
+        chosen = torch.cat([*constants, rows], 1).index_select(1, _sources(size, lower.device))
         return chosen.view(*lower.shape[:-1], size, size)
 
     @staticmethod
