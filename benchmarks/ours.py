@@ -11,11 +11,12 @@ import postprior
 from postprior.batch import Batch
 from postprior.data.parts import as_inputs, as_part
 from postprior.learning import objective
+from postprior.learning.graph import RecordedStep
 from postprior.learning.likelihoods import Categorical
 from postprior.learning.predict import predict
 from postprior.learning.pretrained import fisher_diagonal
 from postprior.learning.settings import Settings
-from postprior.learning.steps import Stepper
+from postprior.learning.steps import STEPS_BEFORE_RECORDING, Stepper
 from postprior.maths import seeds
 from postprior.networks.bayesian import BayesianNetwork
 from postprior.networks.belief import Belief
@@ -39,31 +40,52 @@ def as_written(network: nn.Module) -> nn.Sequential:
     return nn.Sequential(*layers, network.get_submodule("classifier"))
 
 
-def data(name: str, size: int) -> tuple[Tensor, Tensor]:
+def data(name: str, size: int, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
     """Images of the network's shape; what they show does not matter to how long they take."""
     generator = torch.Generator().manual_seed(0)
-    return torch.randn(size, *NETWORKS[name][1], generator=generator), torch.randint(10, (size,), generator=generator)
+    x, y = torch.randn(size, *NETWORKS[name][1], generator=generator), torch.randint(10, (size,), generator=generator)
+    return x.to(device), y.to(device)
 
 
-def plain_step(network: nn.Module, x: Tensor, y: Tensor, *, bf16: bool = False, fused: bool | None = None) -> Any:
-    """Forward, backward and Adam on the plain network."""
-    optimizer = torch.optim.Adam(network.parameters(), fused=fused)
+def plain_step(
+    network: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    *,
+    bf16: bool = False,
+    fused: bool | None = None,
+    recorded: bool = False,
+) -> Callable[[], None]:
+    """Forward, backward and Adam on the plain network; on a GPU recorded and replayed as ours is, if that is wanted."""
+    network, recorded = network.to(x.device), recorded and x.is_cuda
+    optimizer = torch.optim.Adam(network.parameters(), fused=fused, capturable=recorded)
 
-    def step() -> None:
+    def step(batch: Any) -> None:
         optimizer.zero_grad(set_to_none=True)
-        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-            outputs = network(x)
-        F.cross_entropy(outputs.float(), y).backward()
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16):
+            outputs = network(*batch.args)
+        F.cross_entropy(outputs.float(), batch.targets).backward()
         optimizer.step()
 
-    return step
+    batch = Batch((x,), {}, y)
+    if not recorded:
+        return lambda: step(batch)
+    for _ in range(STEPS_BEFORE_RECORDING):
+        step(batch)
+    kept = RecordedStep(step, batch, seeds.stream(x.device, 0))
+    return lambda: kept.replay(batch)
 
 
 def our_step(name: str, family: str, x: Tensor, y: Tensor, **settings: Any) -> Callable[[], None]:
+    """One step on a network of the paper's."""
+    return step_of(NETWORKS[name][0](), family, x, y, **settings)
+
+
+def step_of(network: nn.Module, family: str, x: Tensor, y: Tensor, **settings: Any) -> Callable[[], None]:
     """One step as ``absorb`` takes it, with all its checks."""
-    network, chosen, likelihood = NETWORKS[name][0](), Settings(**settings), Categorical()
+    network, chosen, likelihood = network.to(x.device), Settings(**settings), Categorical()
     prior = first_belief(network, family)
-    generator = seeds.stream("cpu", 0)
+    generator = seeds.stream(x.device, 0)
     posterior = starting_posterior(network, prior, 0.02, chosen.local_reparameterization, generator).train()
     posterior.gather(prior.weights)
     terms = {
@@ -77,11 +99,11 @@ def our_step(name: str, family: str, x: Tensor, y: Tensor, **settings: Any) -> C
 
 def plain_forward(network: nn.Module, x: Tensor, *, bf16: bool = False) -> Callable[[], None]:
     """One forward pass over all images at once."""
-    network = network.eval()
+    network = network.to(x.device).eval()
 
     @torch.no_grad()
     def forward() -> None:
-        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16):
             network(x)
 
     return forward
@@ -89,7 +111,7 @@ def plain_forward(network: nn.Module, x: Tensor, *, bf16: bool = False) -> Calla
 
 def our_prediction(name: str, family: str, x: Tensor, num_samples: int, **options: Any) -> Callable[[], None]:
     """A prediction as a user asks for it."""
-    network, belief = NETWORKS[name][0](), belief_about(name, family)
+    network, belief = NETWORKS[name][0]().to(x.device), belief_about(name, family).to(x.device)
     part, likelihood = as_inputs(x), Categorical()
 
     def forward() -> None:

@@ -3,6 +3,7 @@
 import math
 import os
 import platform
+import shutil
 import statistics
 import subprocess
 import sys
@@ -18,7 +19,10 @@ Case = Callable[[], object]
 
 
 def clock(threads: int) -> Callable[[], float]:
-    """With one thread the process's own time, which other processes do not add to; with more, time on the wall."""
+    """With one thread the process's own time, which other processes do not add to; else time on the wall.
+
+    0 threads stand for a GPU, for which the process only waits.
+    """
     return time.process_time if threads == 1 else time.perf_counter
 
 
@@ -68,7 +72,14 @@ def installed(package: str) -> str | None:
 
 
 def commit() -> str:
-    """The commit measured, and whether the code of the package or of the benchmarks differs from it."""
+    """The commit measured, and whether the code of the package or of the benchmarks differs from it.
+
+    A machine that was given the files alone has no git to ask: there the variable COMMIT says it.
+    """
+    if said := os.environ.get("COMMIT"):
+        return said
+    if shutil.which("git") is None:
+        return "unknown"
 
     def git(*words: str) -> str:
         return subprocess.run(["git", *words], capture_output=True, text=True, check=False).stdout.strip()
