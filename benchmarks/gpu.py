@@ -66,9 +66,13 @@ def main() -> None:
         measure(asked)
         return
     tables: dict[str, dict[str, Any]] = {}
-    found = {**about("python benchmarks/gpu.py " + " ".join(sys.argv[1:]), []), "clock": "time on the wall"}
-    found |= {"rounds": asked.rounds, "batch": ours.BATCH, "tables": tables}
-    found |= {"more_bytes_a_weight": MORE_BYTES_A_WEIGHT, "least_more_bytes_a_weight": LEAST_MORE_BYTES}
+    command = "python benchmarks/gpu.py " + " ".join(sys.argv[1:])
+    found = {**about(command, []), "clock": "time on the wall", "rounds": asked.rounds, "batch": ours.BATCH}
+    found |= {
+        "tables": tables,
+        "more_bytes_a_weight": MORE_BYTES_A_WEIGHT,
+        "least_more_bytes_a_weight": LEAST_MORE_BYTES,
+    }
     for table in (table for table in gpu_tables.TABLES if asked.only in table):
         say(f"\n{table}")
         tables[table] = {}
@@ -76,7 +80,7 @@ def main() -> None:
             tables[table][name] = row
             say(f"{name:<58}{shown(row)}")
             keep(asked.out, found)
-        found["floor"] = dict(floor(tables))
+        found |= {**about(command, []), "floor": dict(floor(tables))}
         keep(asked.out, found)
     say("\nthe floor of a factorized step, recorded")
     for name, row in dict(floor(tables)).items():

@@ -325,7 +325,8 @@ def _wide_step(weights: int, asked: Asked, **settings: Any) -> Case:
     """A step on one hidden layer with about so many weights."""
     features, classes = 1000, 10
     hidden = max(1, round(weights / (features + classes + 1)))
-    network = nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, classes))
+    with asked.device:  # to draw so many weights on the CPU would take longer than to measure
+        network = nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, classes))
     x, y = torch.randn(64, features).to(asked.device), torch.randint(classes, (64,)).to(asked.device)
     return ours.step_of(network, "factorized", x, y, **settings)
 

@@ -12,12 +12,13 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import Tensor
 from torch.autograd.functional import hessian
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from postprior.errors import BeliefError, SettingError
 from postprior.families import FAMILIES, KL, Draw, Factorized, Family, Natural, Role, family_for, frozen, kl, name_of
@@ -39,6 +40,19 @@ def normal(shape: tuple[int, ...], seed: int, scale: float = 1.0) -> Tensor:
 def positive(shape: tuple[int, ...], seed: int, around: float = 0.3) -> Tensor:
     """Numbers above zero, spread around one value."""
     return around * normal(shape, seed, 0.4).exp()
+
+
+class _Brought(TorchDispatchMode):
+    """Notices tensors that are made of Python's numbers, as ``torch.tensor`` and ``new_tensor`` make them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.lift_fresh.default:
+            self.calls.append(str(func))
+        return func(*args, **(kwargs or {}))
 
 
 class FamilyContract(ABC):
@@ -96,6 +110,17 @@ class FamilyContract(ABC):
         assert not names & member.spread
         assert member.spread <= {name for name, _ in member.named_parameters()}
         assert member.location.shape == member.mean().shape == member.sd().shape == self.shape
+
+    # On a GPU.
+
+    def test_a_step_brings_no_numbers_from_python(self) -> None:
+        # Such numbers stop a GPU's queue, and no step with them can be recorded; what is kept may bring some once.
+        member, prior = self.make(1), frozen(self.make(2))
+        for seen in (_Brought(), _Brought()):
+            with seen:
+                draw = member.draw(generator(0))
+                (kl(member, prior, draw) + draw.weight.sum()).backward()
+        assert not seen.calls
 
     # Round trip.
 
