@@ -78,9 +78,11 @@ class Multiplicative(Family):
         return self.mu
 
     def draw(self, generator: torch.Generator) -> Draw:
-        base = gaussian.sample(self.latent_mean, self.latent_log_sd, generator)
+        white = gaussian.noise(self.latent_mean, generator)
+        base = torch.addcmul(self.latent_mean, self.latent_log_sd.exp(), white)
         latent, log_det = self._flow_and_log_det(base)
-        known = gaussian.log_density(base, self.latent_mean, self.latent_log_sd) - log_det
+        # Of the base only its width depends on what is learned: where it is wide, every point is less likely.
+        known = gaussian.log_density_of_white(white) - self.latent_log_sd.sum() - log_det
         return Draw(gaussian.sample(latent * self.mu, self.log_sd, generator), latent, known)
 
     def mirrored(self, draw: Draw) -> Draw:

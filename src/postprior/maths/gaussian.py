@@ -59,6 +59,11 @@ def log_density(value: Tensor, mean: Tensor, log_sd: Tensor) -> Tensor:
     return -0.5 * ((value - mean) * (-log_sd).exp()).square().sum() - log_sd.sum() - 0.5 * LOG_2PI * value.numel()
 
 
+def log_density_of_white(value: Tensor) -> Tensor:
+    """Σ log N(ε | 0, 1), in nats."""
+    return -0.5 * (value.square().sum() + LOG_2PI * value.numel())
+
+
 def kl(mean_q: Tensor, log_sd_q: Tensor, mean_p: Tensor, log_sd_p: Tensor) -> Tensor:
     """KL(N(μ, σ²) ‖ N(μ̃, σ̃²)) summed over all elements, in nats."""
     log_ratio = log_sd_q - log_sd_p
