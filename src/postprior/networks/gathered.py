@@ -40,7 +40,10 @@ class Gathered:
         self._sum_prior_log_sd = prior_log_sd.sum(dtype=torch.float64)
         self._minus_one = self.mu.new_full((), -1.0)
         self._kl: Tensor | None = None
-        self._slope_mu, self._slope_log_sd = torch.empty_like(self.mu), torch.empty_like(self.mu)  # of the KL
+        self._slope_mu, self._slope_log_sd = (torch.empty_like(self.mu, requires_grad=False) for _ in range(2))
+        """Of the KL from a draw on, and of the whole objective once they are settled."""
+        each = [cut(vector, self.shapes) for vector in (self._slope_mu, self._slope_log_sd)]
+        self._slopes = {name: (each[0][name], each[1][name]) for name in self.shapes}
         self._drawn: list[_Drawn] = []
         self._spare: list[_Drawn] = []
         means, widths = cut(self.mu.detach(), self.shapes), cut(self.log_sd.detach(), self.shapes)
@@ -57,11 +60,11 @@ class Gathered:
             first = self._kl is None
             total = self._sum_prior_log_sd.clone()
             for mu, log_sd, weight, shift, *others in self._near(drawn):
-                width = log_sd.exp()
-                torch.mul(width, gaussian.noise(width, generator), out=shift)
-                torch.add(mu, shift, out=weight)
+                width = gaussian.width(log_sd, out=weight)
+                gaussian.fill_with_noise(shift, generator).mul_(width)
                 if first:
                     total += self._near_kl(mu, log_sd, width, *others)
+                torch.add(mu, shift, out=weight)
         if first:
             self._kl = total.to(self.mu.dtype).requires_grad_()
         return drawn.draws()
@@ -85,15 +88,15 @@ class Gathered:
         """After the backward pass: from the slopes in the weights drawn and in the KL to those in μ and log σ."""
         assert self._kl is not None, "there is a slope to settle only after a draw"
         weight_of_kl = torch.zeros_like(self._kl) if self._kl.grad is None else self._kl.grad
-        slope_mu = self._slope_mu.mul_(weight_of_kl)
-        slope_log_sd = self._slope_log_sd.mul_(weight_of_kl)
-        in_mu, in_log_sd = cut(slope_mu, self.shapes), cut(slope_log_sd, self.shapes)
-        for drawn in self._drawn:
-            slopes, shifts = drawn.slopes(), cut(drawn.shift, self.shapes)
-            for name, slope in slopes.items():
-                in_mu[name].add_(slope)
-                in_log_sd[name].addcmul_(slope, shifts[name])
-        self.mu.grad, self.log_sd.grad = slope_mu, slope_log_sd
+        for name, (in_mu, in_log_sd) in self._slopes.items():  # all that is done to a tensor while it is in the cache
+            in_mu.mul_(weight_of_kl)
+            in_log_sd.mul_(weight_of_kl)
+            for drawn in self._drawn:
+                slope = drawn.take_slope(name)
+                if slope is not None:
+                    in_mu.add_(slope)
+                    in_log_sd.addcmul_(slope, drawn.shifts[name])
+        self.mu.grad, self.log_sd.grad = self._slope_mu, self._slope_log_sd
         self._spare += self._drawn
         self._drawn, self._kl = [], None
 
@@ -138,20 +141,18 @@ class _Drawn:
 
     def __init__(self, like: Tensor, shapes: Mapping[str, torch.Size]) -> None:
         self.weight, self.shift = (torch.empty_like(like, requires_grad=False) for _ in range(2))  # [P]
-        self._pieces = cut(self.weight, shapes)
+        self._pieces, self.shifts = cut(self.weight, shapes), cut(self.shift, shapes)
         for piece in self._pieces.values():
             piece.requires_grad_()
 
     def draws(self) -> dict[str, Draw]:
         return {name: Draw(piece) for name, piece in self._pieces.items()}
 
-    def slopes(self) -> dict[str, Tensor]:
+    def take_slope(self, name: str) -> Tensor | None:
         """What autograd has left, taken away; weights that nothing used have none."""
-        found: dict[str, Tensor] = {}
-        for name, piece in self._pieces.items():
-            if piece.grad is not None:
-                found[name], piece.grad = piece.grad, None
-        return found
+        piece = self._pieces[name]
+        slope, piece.grad = piece.grad, None
+        return slope
 
 
 def gather(posterior: Mapping[str, Family], prior: Mapping[str, Family]) -> Gathered | None:
