@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import torch
@@ -49,8 +50,10 @@ def divergence(posterior: BayesianNetwork, prior: Mapping[str, Family], temperat
     apart = {name: family for name, family in posterior.ungathered().items() if name not in posterior.held}
 
     def term(step: Step) -> Tensor:
-        total = total_kl(apart, prior, step.draws)
-        return temperature * (total + posterior.gathered.kl() if posterior.gathered else total)
+        if posterior.gathered is None:
+            return temperature * total_kl(apart, prior, step.draws)
+        joined = posterior.gathered.kl()
+        return temperature * (joined + total_kl(apart, prior, step.draws) if apart else joined)
 
     return term
 
@@ -81,4 +84,4 @@ def function_space(old: BayesianNetwork, likelihood: Likelihood, weight: float, 
 def objective(terms: Mapping[str, Term], step: Step) -> tuple[Tensor, dict[str, Tensor]]:
     """The sum of the terms per example, which is the one place where anything is divided, and each term in nats."""
     nats = {name: term(step) for name, term in terms.items()}
-    return torch.stack(list(nats.values())).sum() / step.num_examples, {k: v.detach() for k, v in nats.items()}
+    return reduce(torch.add, nats.values()) / step.num_examples, {k: v.detach() for k, v in nats.items()}

@@ -155,8 +155,8 @@ class Stepper:
 
     def _loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         samples = list(self._samples(batch))
-        loss = torch.stack([loss for loss, _ in samples]).mean()
-        return loss, {name: torch.stack([nats[name] for _, nats in samples]).mean() for name in self._terms}
+        loss = _mean([loss for loss, _ in samples])
+        return loss, {name: _mean([nats[name] for _, nats in samples]) for name in self._terms}
 
     def _samples(self, batch: Batch) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
         for done in range(0, self._settings.num_samples, 2):
@@ -214,6 +214,11 @@ def uses_graph(settings: Settings, device: torch.device) -> bool:
     """Whether steps are recorded and replayed; not where they read values back, or wait for other processes."""
     alone = distributed.size() == 1
     return settings.cuda_graph and device.type == "cuda" and settings.precision != "float16" and alone
+
+
+def _mean(values: list[Tensor]) -> Tensor:
+    # One value is its own mean. Between two steps of a small network Python's own time shows.
+    return values[0] if len(values) == 1 else torch.stack(values).mean()
 
 
 def _slot(key: str, value: Tensor, parameter: Tensor) -> Tensor:
