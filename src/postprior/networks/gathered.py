@@ -36,7 +36,7 @@ class Gathered:
         self.log_sd = nn.Parameter(_joined([family.log_sd for family in posterior.values()]))  # [P]
         self._prior_mu = _joined([prior[name].mu for name in posterior])
         prior_log_sd = _joined([prior[name].log_sd for name in posterior])
-        self._prior_precision_root = (-prior_log_sd).exp()
+        self._prior_precision_root = gaussian.width(-prior_log_sd)
         self._sum_prior_log_sd = prior_log_sd.sum(dtype=torch.float64)
         self._minus_one = self.mu.new_full((), -1.0)
         self._kl: Tensor | None = None
