@@ -91,6 +91,7 @@ def absorb(
         choosing = seeds.stream("cpu", *key, "split", *own)
         learned, held, num_examples = _split(part, before.num_examples, settings, choosing)
         posterior = _start(network, prior, settings, seeds.stream(device, *key, "weights"))
+        posterior.gather(prior.weights, draws_are_seen=bool(terms))
         if own:  # the start is the same in all processes, the noise from here on is not
             posterior.generator = seeds.stream(device, *key, "weights", *own)
         distributed.broadcast(tensors_of(posterior).values())
@@ -212,7 +213,6 @@ def _start(network: nn.Module, prior: Belief, settings: Settings, generator: tor
         posterior = from_belief(network, prior, local_reparameterization=local, generator=generator)
     if not any(parameter.requires_grad for parameter in posterior.parameters()):
         raise SettingError("every parameter is frozen: there is nothing to learn; freeze fewer")
-    posterior.gather(prior.weights)
     return posterior
 
 

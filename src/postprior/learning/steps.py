@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from postprior import distributed
 from postprior.batch import Batch, IndexedPart, Part
-from postprior.errors import DivergedError
+from postprior.errors import DivergedError, SettingError
 from postprior.families import Draw
 from postprior.learning.checkpoint import Saved, inside, put_back, tensors_of, under
 from postprior.learning.checks import outputs_of, targets_of
@@ -107,6 +107,11 @@ class Stepper:
         slots: dict[int, dict[str, Tensor]] = {}
         for name, value in inside("optimizer", tensors).items():
             number, _, key = name.partition("/")
+            if int(number) >= len(self._parameters) or value.shape not in ((), self._parameters[int(number)].shape):
+                raise SettingError(
+                    "the checkpoint keeps the optimizer's state in another order: resume it with the code that saved "
+                    "it, or begin anew"
+                )
             slots.setdefault(int(number), {})[key] = _slot(key, value, self._parameters[int(number)])
         self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": slots})
         self._scaler.load_state_dict(about["scaler"])

@@ -5,13 +5,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import threshold
+from torch.nn.functional import threshold_
 
 LOG_2PI = math.log(2 * math.pi)
 LOG2_E = math.log2(math.e)
 
-SMALLEST_VARIANCE = 1e-12
-"""Of an output that is sampled: below it is the slope of the root that would grow without bound."""
+SMALLEST_SD = 1e-6
+"""Of an output that is sampled: below it the root's slope, which grows without bound, is taken to be zero."""
 
 
 def noise(like: Tensor, generator: torch.Generator) -> Tensor:
@@ -63,7 +63,7 @@ class _Sample(torch.autograd.Function):
 
 
 def sample_given_variance(mean: Tensor, variance: Tensor, noise: Tensor) -> Tensor:
-    """m + √v ε, differentiable in m and v; it uses up the noise. Where v is all but zero, so are noise and slope."""
+    """m + √v ε, differentiable in m and v, in the memory of all three: give it what nobody needs any more."""
     return _SampleGivenVariance.apply(mean, variance, noise)  # pyright: ignore[reportReturnType]
 
 
@@ -72,9 +72,14 @@ class _SampleGivenVariance(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, mean: Tensor, variance: Tensor, noise: Tensor) -> Tensor:
-        slope = noise.mul_(threshold(variance, SMALLEST_VARIANCE, math.inf).rsqrt_()).mul_(0.5)
-        ctx.save_for_backward(slope)
-        return torch.addcmul(mean.to(variance.dtype), slope, variance, value=2).to(mean.dtype)
+        sd = variance.clamp_min_(0).sqrt_()
+        if mean.dtype == sd.dtype:
+            ctx.mark_dirty(mean)
+            sampled = mean.addcmul_(sd, noise)
+        else:
+            sampled = torch.addcmul(mean.to(sd.dtype), sd, noise).to(mean.dtype)
+        ctx.save_for_backward(noise.div_(threshold_(sd, SMALLEST_SD, math.inf)).mul_(0.5))
+        return sampled
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -14,7 +14,7 @@ from postprior.errors import BeliefError, NetworkError
 from postprior.families import Draw, Family
 from postprior.networks.belief import Belief
 from postprior.networks.gathered import Gathered, gather
-from postprior.networks.layers import LocalReparameterization
+from postprior.networks.layers import LocalReparameterization, own_linear_maps
 
 LIKELIHOOD = "likelihood."
 """Where the likelihood's own unknowns stand among the names of a belief."""
@@ -61,14 +61,26 @@ class BayesianNetwork(nn.Module):
     def draw(self, generator: torch.Generator | None = None) -> dict[str, Draw]:
         """One sample of everything, differentiable in the families' parameters."""
         generator = generator or self.generator
-        gathered = self.gathered.draw(generator) if self.gathered else {}
+        gathered = self._draw_gathered(generator)
         families = self.families().items()
         return {name: gathered[name] if name in gathered else family.draw(generator) for name, family in families}
 
-    def gather(self, prior: Mapping[str, Family]) -> None:
-        """Join what can be joined for training against this prior; local sampling needs every tensor's own."""
-        if not self.local_reparameterization:
-            self.gathered = gather(self.families(), prior)
+    def _draw_gathered(self, generator: torch.Generator) -> dict[str, Draw]:
+        if self.gathered is None:
+            return {}
+        return self.gathered.draw_locally(generator) if self._moments_suffice() else self.gathered.draw(generator)
+
+    def _moments_suffice(self) -> bool:
+        return self.local_reparameterization and self.training and torch.is_grad_enabled()
+
+    def gather(self, prior: Mapping[str, Family], *, draws_are_seen: bool = False) -> None:
+        """Join what can be joined for training against this prior.
+
+        Weights of linear maps whose outputs are sampled locally are then not drawn any more, unless ``draws_are_seen``
+        by others than the network.
+        """
+        linear = frozenset[str]() if draws_are_seen else own_linear_maps(self.network)
+        self.gathered = gather(self.families(), prior, linear)
 
     def settle(self) -> None:
         """After a backward pass: bring the slopes of what was joined to where the optimizer looks for them."""
@@ -82,7 +94,10 @@ class BayesianNetwork(nn.Module):
 
     def mirrored(self, draws: Mapping[str, Draw]) -> dict[str, Draw]:
         """The draw on the other side of the mean."""
-        gathered = self.gathered.mirrored(draws) if self.gathered else {}
+        gathered: Mapping[str, Draw] = {}
+        if self.gathered:
+            local = self._moments_suffice()
+            gathered = self.gathered.mirrored_locally(draws) if local else self.gathered.mirrored(draws)
         families = self.families()
         return {n: gathered[n] if n in gathered else families[n].mirrored(draw) for n, draw in draws.items()}
 
@@ -128,7 +143,11 @@ class BayesianNetwork(nn.Module):
             self.generator.set_state(self._noise_state)
         self._noise_state = self.generator.get_state()
         families = self.families()
-        moments = ((draw.weight, families[name].local_moments(draw)) for name, draw in draws.items())
+        joined = self.gathered.moments() if self.gathered and self._moments_suffice() else {}
+        moments = (
+            (draw.weight, joined[name] if name in joined else families[name].local_moments(draw))
+            for name, draw in draws.items()
+        )
         known = ((weight, both) for weight, both in moments if both is not None)
         with LocalReparameterization(known, self.generator, sign=-1 if self._mirroring else 1):
             return self._call(draws, args, kwargs)

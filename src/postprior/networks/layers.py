@@ -1,6 +1,7 @@
 """What is known of each kind of layer: how it uses its tensors, and how its outputs can be sampled instead."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _NormBase  # pyright: ignore[reportPrivateUsage]
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd  # pyright: ignore[reportPrivateUsage]
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map
 
 from postprior.families import Role
 from postprior.maths import gaussian
@@ -80,13 +82,30 @@ LINEAR_MAPS = frozenset(
 )
 
 
+OWN_LINEAR_MAPS: tuple[type[nn.Module], ...] = (
+    nn.Linear,
+    *(nn.Conv1d, nn.Conv2d, nn.Conv3d),
+    *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+)
+"""Layers that are known to hand their weight to a linear map and to do nothing else with it."""
+
+
+def own_linear_maps(network: nn.Module) -> frozenset[str]:
+    """The weights that stand in one place, in a layer that is one of these and none derived from it."""
+    places = Counter(id(tensor) for _, tensor in network.named_parameters(remove_duplicate=False))
+    names = {id(tensor): name for name, tensor in network.named_parameters()}
+    weights = [module.weight for module in network.modules() if type(module) in OWN_LINEAR_MAPS]
+    return frozenset(names[id(weight)] for weight in weights if places[id(weight)] == 1 and id(weight) in names)
+
+
 class LocalReparameterization(TorchFunctionMode):
     """Inside this context, linear maps with a belief about their weight sample their outputs, not the weight.
 
     Kingma et al., Variational dropout and the local reparameterization trick, 2015. Each output element gets noise of
     its own with the right mean and variance; elements that share a weight lose their correlation, so it serves
     training, not prediction. The call is caught where the layer hands its weight to torch: padding, stride, dilation
-    and groups stay exactly as the layer set them, and a weight used in any other way is the plain sample.
+    and groups stay exactly as the layer set them, and a weight used in any other way is the plain sample; one that was
+    not drawn, and stands here as its own mean, is drawn then.
     """
 
     def __init__(
@@ -95,21 +114,45 @@ class LocalReparameterization(TorchFunctionMode):
         super().__init__()
         # The samples are kept beside their moments: an id is only good while its tensor lives.
         self._moments = {id(sample): (sample, mean, variance) for sample, (mean, variance) in moments}
+        self._undrawn = {key for key, (sample, mean, _) in self._moments.items() if sample is mean}
+        self._drawn: dict[int, Tensor] = {}
         self._generator, self._sign = generator, sign
 
     def __torch_function__(
         self, func: Any, types: Sequence[Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        kwargs = dict(kwargs or {})
         known = self._moments.get(id(args[1])) if func in LINEAR_MAPS and len(args) > 1 else None
         if known is None:
-            return func(*args, **(kwargs or {}))
+            args, kwargs = self._with_samples((args, kwargs))
+            return func(*args, **kwargs)
         _, mean, variance = known
-        inputs, _, *rest = args
-        out = func(inputs, mean, *rest, **(kwargs or {}))
+        inputs, *rest = self._with_samples((args[0], *args[2:]))
+        out = func(inputs, mean, *rest, **kwargs)
         no_bias = [None, *rest[1:]] if rest else []
-        others = {key: value for key, value in (kwargs or {}).items() if key != "bias"}
+        others = {key: value for key, value in kwargs.items() if key != "bias"}
         # Squares leave the range of half precision long before the inputs do.
         with torch.autocast(inputs.device.type, enabled=False):
-            spread = func(inputs.to(variance.dtype).square(), variance, *no_bias, **others)
-        noise = gaussian.noise_in_order(spread, self._generator)
-        return gaussian.sample_given_variance(out, spread, noise if self._sign > 0 else noise.neg_())
+            spread = func(_squares(inputs.to(variance.dtype)), variance, *no_bias, **others)
+        return self._sample(out, spread)
+
+    def _sample(self, mean: Tensor, variance: Tensor) -> Tensor:
+        noise = gaussian.noise_in_order(variance, self._generator)
+        return gaussian.sample_given_variance(mean, variance, noise if self._sign > 0 else noise.neg_())
+
+    def _with_samples(self, given: Any) -> Any:
+        """The same, where a weight that was not drawn, and is now used in another way, is a sample after all."""
+        if not any(id(leaf) in self._undrawn for leaf in tree_leaves(given)):
+            return given
+        return tree_map(lambda leaf: self._drawn_once(leaf) if id(leaf) in self._undrawn else leaf, given)
+
+    def _drawn_once(self, weight: Tensor) -> Tensor:
+        if id(weight) not in self._drawn:
+            _, mean, variance = self._moments[id(weight)]
+            self._drawn[id(weight)] = self._sample(mean.clone(), variance.clone())
+        return self._drawn[id(weight)]
+
+
+def _squares(inputs: Tensor) -> Tensor:
+    # Images of one channel are in two orders at once; ``square`` would leave them in the one that is slow.
+    return inputs.square() if inputs.requires_grad else torch.square(inputs, out=torch.empty_like(inputs))
