@@ -267,7 +267,7 @@ def make(case: Case, seed: int = 0) -> nn.Module:
         return case.make()
 
 
-def call(network: nn.Module, case: Case, dtype: torch.dtype | None = None) -> list[Tensor]:
+def call(network: Callable[..., Any], case: Case, dtype: torch.dtype | None = None) -> list[Tensor]:
     """All tensors in the output."""
     inputs = tree_map_only(Tensor, lambda t: t.to(dtype) if dtype and t.is_floating_point() else t, case.inputs)
     return [leaf for leaf in tree_leaves(network(*inputs)) if isinstance(leaf, Tensor)]

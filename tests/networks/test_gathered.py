@@ -1,7 +1,10 @@
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
+from postprior.errors import NetworkError
 from postprior.families import Factorized
 from postprior.learning.objective import total_kl
 from postprior.maths import gaussian
@@ -146,11 +149,80 @@ def test_families_see_what_the_vectors_learn() -> None:
     assert all(family.mu.untyped_storage().nbytes() == 8 * family.mu.numel() for family in belief.weights.values())
 
 
-def test_what_is_frozen_or_sampled_locally_is_left_apart() -> None:
+def test_what_is_frozen_is_left_apart() -> None:
     some, prior = made(frozen=("3.*",)), first_belief(network(), frozen=("3.*",))
     some.gather(prior.weights)
     assert some.gathered is not None
     assert sorted(some.ungathered()) == ["3.bias", "3.weight"]
-    local = bayesianize(network(), local_reparameterization=True)
-    local.gather(prior.weights)
-    assert local.gathered is None
+
+
+# Where outputs are sampled.
+
+
+def local(made_of: nn.Module, *, draws_are_seen: bool = False) -> BayesianNetwork:
+    found = bayesianize(made_of, start_sd=0.3, local_reparameterization=True).train()
+    found.gather(first_belief(made_of, prior_sd=0.7).weights, draws_are_seen=draws_are_seen)
+    return found
+
+
+def test_weights_of_linear_maps_are_not_drawn_unless_they_are_seen() -> None:
+    means = {name: family.mean() for name, family in local(network()).families().items()}
+    drawn = {name: not torch.equal(draw.weight, means[name]) for name, draw in local(network()).draw().items()}
+    assert {name for name, one in drawn.items() if not one} == {"0.weight", "3.weight"}
+    seen = local(network(), draws_are_seen=True)
+    assert all(not torch.equal(draw.weight, means[name]) for name, draw in seen.draw().items())
+    seen.eval()
+    assert all(not torch.equal(draw.weight, means[name]) for name, draw in seen.draw().items())
+
+
+class UsedInTwoWays(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2, bias=False)
+
+    def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return self.layer(inputs), inputs @ self.layer.weight.T, torch.stack([self.layer.weight]).sum(0)
+
+
+def test_a_weight_that_was_not_drawn_is_drawn_once_where_it_is_used_in_another_way() -> None:
+    bayesian = local(UsedInTwoWays().double())
+    inputs, mean = torch.randn(4, 3, dtype=torch.float64), bayesian.families()["layer.weight"].mean().detach()
+    draws = bayesian.draw()
+    assert torch.equal(draws["layer.weight"].weight, mean)
+    _, product, weight = bayesian.run(draws, inputs)
+    torch.testing.assert_close(product, inputs @ weight.T)
+    noises = torch.stack([(bayesian.run(draws, inputs)[2].detach() - mean) / 0.3 for _ in range(2000)])
+    assert noises.mean(0).abs().max() < 0.1
+    assert (noises.std(0) - 1).abs().max() < 0.08
+    before = bayesian.run(draws, inputs)
+    with bayesian.mirroring():
+        after = bayesian.run(bayesian.mirrored(draws), inputs)
+    expected = (inputs @ mean.T, inputs @ mean.T, mean)
+    for one, other, middle in zip(before, after, expected, strict=True):
+        torch.testing.assert_close((one + other) / 2, middle)
+
+
+class Hidden(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor) -> Tensor:
+        return weight.detach().clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return gradient
+
+
+class UsedOutOfSight(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs @ Hidden.apply(self.layer.weight).T  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_a_weight_that_was_not_drawn_and_is_used_out_of_sight_is_refused() -> None:
+    bayesian = local(UsedOutOfSight())
+    bayesian.run(bayesian.draw(), torch.randn(4, 3)).sum().backward()
+    with pytest.raises(NetworkError, match=r"layer\.weight.*out of|layer\.weight.*local_reparameterization=False"):
+        bayesian.settle()
