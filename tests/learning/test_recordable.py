@@ -1,4 +1,4 @@
-"""What a recorded step must not do can be seen without a GPU: bring numbers of Python's to tensors, or read any back."""
+"""What a recorded step must not do shows without a GPU: bring numbers of Python's to tensors, or read any back."""
 
 from typing import Any
 

@@ -13,6 +13,7 @@ from postprior import bayesianize, first_belief
 from postprior.families import Draw, Factorized
 from postprior.learning.objective import total_kl
 from postprior.maths import gaussian
+from postprior.networks import gathered
 from postprior.networks.bayesian import BayesianNetwork
 
 # torch says that it has no faster code for this one.
@@ -25,8 +26,15 @@ def double(bayesian: BayesianNetwork) -> BayesianNetwork:
     return bayesian.to(torch.float64).eval()
 
 
+either_device = pytest.mark.parametrize("caches", [frozenset({"cpu"}), frozenset()], ids=["as a CPU", "as a GPU"])
+
+
+@either_device
 @pytest.mark.parametrize("name", [name for name in CASES if name != "complex parameter"])  # it learns as a point
-def test_slopes_of_joined_gaussians_are_the_plain_ones(name: str) -> None:
+def test_slopes_of_joined_gaussians_are_the_plain_ones(
+    name: str, caches: frozenset[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gathered, "WITH_CACHES", caches)
     case = CASES[name]
     plain, joined = (double(bayesianize(make(case), start_sd=0.1)) for _ in range(2))
     prior = first_belief(make(case).to(torch.float64), prior_sd=0.3).weights
@@ -43,8 +51,8 @@ def test_slopes_of_joined_gaussians_are_the_plain_ones(name: str) -> None:
     for bayesian, draws in ((plain, slow), (joined, fast)):
         with bayesian.at(draws):
             outputs = call(bayesian, case, torch.float64)
-        gathered = bayesian.gathered
-        kl = gathered.kl() if gathered else total_kl(plain.families(), prior, draws)
+        own = bayesian.gathered
+        kl = own.kl() if own else total_kl(plain.families(), prior, draws)
         (
             sum((value * torch.randn(value.shape, generator=generator(1))).sum() for value in outputs) + KL_WEIGHT * kl
         ).backward()
@@ -56,11 +64,13 @@ def test_slopes_of_joined_gaussians_are_the_plain_ones(name: str) -> None:
     torch.testing.assert_close(joined.gathered.log_sd.grad, expected, rtol=1e-9, atol=1e-9)
 
 
+@either_device
 @pytest.mark.parametrize("mirrored", [False, True])
 @pytest.mark.parametrize("name", [name for name in CASES if name != "complex parameter"])
 def test_slopes_where_outputs_are_sampled_are_the_plain_ones(
-    name: str, mirrored: bool, monkeypatch: pytest.MonkeyPatch
+    name: str, mirrored: bool, caches: frozenset[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(gathered, "WITH_CACHES", caches)
     """Both draw in another order, so all noise is one."""
     case = CASES[name]
     for noise in ("noise", "noise_in_order"):
@@ -76,8 +86,8 @@ def test_slopes_where_outputs_are_sampled_are_the_plain_ones(
         with bayesian.mirroring() if mirrored else nullcontext():
             given = bayesian.mirrored(draws) if mirrored else draws
             outputs = call(partial(bayesian.run, given), case, torch.float64)
-        gathered = bayesian.gathered
-        kl = gathered.kl() if gathered else total_kl(plain.families(), prior, draws)
+        own = bayesian.gathered
+        kl = own.kl() if own else total_kl(plain.families(), prior, draws)
         (
             sum((value * torch.randn(value.shape, generator=generator(1))).sum() for value in outputs) + KL_WEIGHT * kl
         ).backward()

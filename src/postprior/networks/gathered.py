@@ -14,7 +14,7 @@ Shapes: P all weights that are gathered.
 """
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import final
 
 import torch
@@ -26,6 +26,9 @@ from postprior.maths import gaussian
 
 NEAR = 2**17
 """Weights that are taken through all operations before the next ones: these stay in the cache of a core meanwhile."""
+
+WITH_CACHES = frozenset({"cpu"})
+"""Kinds of devices on which a few passes near each other cost less than one over everything."""
 
 
 @final
@@ -49,8 +52,7 @@ class Gathered:
         self._kl: Tensor | None = None
         self._slope_mu, self._slope_log_sd = (torch.empty_like(self.mu, requires_grad=False) for _ in range(2))
         """Of the KL from a draw on, and of the whole objective once they are settled."""
-        each = [cut(vector, self.shapes) for vector in (self._slope_mu, self._slope_log_sd)]
-        self._slopes = {name: (each[0][name], each[1][name]) for name in self.shapes}
+        self._slopes = list(self._at_once())
         self._linear = frozenset(linear)
         self._local: _Moments | None = None
         self._drawn: list[_Drawn] = []
@@ -125,14 +127,23 @@ class Gathered:
         assert self._kl is not None, "there is a slope to settle only after a draw"
         weight_of_kl = torch.zeros_like(self._kl) if self._kl.grad is None else self._kl.grad
         drawn = [*self._drawn, *([self._local] if self._local else [])]
-        for name, (in_mu, in_log_sd) in self._slopes.items():  # all that is done to a tensor while it is in the cache
+        for names, in_mu, in_log_sd in self._slopes:
             in_mu.mul_(weight_of_kl)
             in_log_sd.mul_(weight_of_kl)
             for each in drawn:
-                each.settle(name, in_mu, in_log_sd)
+                each.settle(names, in_mu, in_log_sd)
         self.mu.grad, self.log_sd.grad = self._slope_mu, self._slope_log_sd
         self._spare += self._drawn
         self._drawn, self._kl = [], None
+
+    def _at_once(self) -> Iterator[tuple[list[str], Tensor, Tensor]]:
+        """Names of tensors and their slopes: a core takes one, while it is in the cache, and a GPU all of them."""
+        if self.mu.device.type not in WITH_CACHES:
+            yield list(self.shapes), self._slope_mu, self._slope_log_sd
+            return
+        in_mu, in_log_sd = (cut(vector, self.shapes) for vector in (self._slope_mu, self._slope_log_sd))
+        for name in self.shapes:
+            yield [name], in_mu[name], in_log_sd[name]
 
     def _take(self) -> "_Drawn":
         """A place for a draw whose slopes are still to come; the places of earlier steps are used again."""
@@ -144,7 +155,7 @@ class Gathered:
         """Pieces of all vectors that fit into the cache together; a GPU takes the vectors whole."""
         prior = (self._prior_mu, self._prior_precision_root)
         vectors = (*own, self.mu, self.log_sd, *prior, self._slope_mu, self._slope_log_sd)
-        size = NEAR if self.mu.device.type == "cpu" else max(1, self.mu.numel())
+        size = NEAR if self.mu.device.type in WITH_CACHES else max(1, self.mu.numel())
         return zip(*(vector.detach().split(size) for vector in vectors), strict=True)
 
     def _near_kl(
@@ -179,12 +190,13 @@ class _Drawn:
     def draws(self) -> dict[str, Draw]:
         return {name: Draw(piece) for name, piece in self._pieces.items()}
 
-    def settle(self, name: str, in_mu: Tensor, in_log_sd: Tensor) -> None:
-        """Add what autograd has left in one tensor, which is nothing where nothing used it."""
-        slope = _taken(self._pieces[name])
+    def settle(self, names: Sequence[str], in_mu: Tensor, in_log_sd: Tensor) -> None:
+        """Add what autograd has left in these tensors, which is nothing where nothing used them."""
+        slope = _taken([self._pieces[name] for name in names])
         if slope is not None:
-            in_mu.add_(slope)
-            in_log_sd.addcmul_(slope, self._shifts[name])
+            shift = self._shifts[names[0]] if len(names) == 1 else self.shift
+            in_mu.add_(slope.reshape(in_mu.shape))
+            in_log_sd.addcmul_(slope.reshape(in_mu.shape), shift.reshape(in_mu.shape))
 
 
 @final
@@ -197,19 +209,20 @@ class _Moments:
         means, variances = _leaves(mu.detach(), shapes), _leaves(self.variance, shapes)
         self.each = {name: (means[name], variances[name]) for name in shapes}
 
-    def settle(self, name: str, in_mu: Tensor, in_log_sd: Tensor) -> None:
-        """Add what autograd has left in one tensor, which is nothing where nothing used it."""
-        mean, variance = self.each[name]
-        slope, slope_variance = _taken(mean), _taken(variance)
-        if slope is None:
-            return
-        if slope_variance is None:
-            raise NetworkError(
-                f"{name}, the weight of a linear layer, is used where torch does not show it, such as in an autograd "
-                "function of the network's own: set local_reparameterization=False"
-            )
-        in_mu.add_(slope)
-        in_log_sd.addcmul_(slope_variance, self._variances[name], value=2)
+    def settle(self, names: Sequence[str], in_mu: Tensor, in_log_sd: Tensor) -> None:
+        """Add what autograd has left in these tensors, which is nothing where nothing used them."""
+        for name in names:
+            mean, variance = self.each[name]
+            if mean.grad is not None and variance.grad is None:
+                raise NetworkError(
+                    f"{name}, the weight of a linear layer, is used where torch does not show it, such as in an "
+                    "autograd function of the network's own: set local_reparameterization=False"
+                )
+        slope, slope_variance = (_taken([self.each[name][i] for name in names]) for i in range(2))
+        if slope is not None and slope_variance is not None:
+            variance = self._variances[names[0]] if len(names) == 1 else self.variance
+            in_mu.add_(slope.reshape(in_mu.shape))
+            in_log_sd.addcmul_(slope_variance.reshape(in_mu.shape), variance.reshape(in_mu.shape), value=2)
 
 
 def gather(
@@ -241,9 +254,15 @@ def _sampled(mean: Tensor, variance: Tensor, generator: torch.Generator) -> Tens
     return gaussian.sample_given_variance(mean.clone(), variance.clone(), gaussian.noise(mean, generator))
 
 
-def _taken(leaf: Tensor) -> Tensor | None:
-    slope, leaf.grad = leaf.grad, None
-    return slope
+def _taken(leaves: Sequence[Tensor]) -> Tensor | None:
+    """The slopes of the leaves, which lose them: of one as it is, of several in one vector."""
+    slopes = [leaf.grad for leaf in leaves]
+    for leaf in leaves:
+        leaf.grad = None
+    if len(slopes) == 1 or all(slope is None for slope in slopes):
+        return slopes[0]
+    pairs = zip(leaves, slopes, strict=True)
+    return torch.cat([(torch.zeros_like(leaf) if slope is None else slope).flatten() for leaf, slope in pairs])
 
 
 def _joined(tensors: list[Tensor]) -> Tensor:
