@@ -45,8 +45,8 @@ PARTS_OF_SEARCH = 10
 TUNED: dict[str, dict[str, Candidate]] = {"mnist": {}, "cifar10": {}, "cifar5+5": {}}
 """By task and approach, what `postprior search` chose; results/search has the record, and a test compares them."""
 
-LIKE = {"ft-early": "ft", "ffg-kl1": "ffg", "ffg-fixed": "ffg-laplace"}
-"""Approaches that were not searched, with the one whose settings they take."""
+LIKE = {"ft-early": "ft", "mnf": "ffg", "ffg-kl1": "ffg", "ffg-fixed": "ffg-laplace"}
+"""Where an approach was not searched, the one whose settings it takes."""
 
 
 def early(task: str, num_parts: int, variant: Variant) -> Experiment:
@@ -92,7 +92,7 @@ def experiment(
         **fields,
     )
     if variant == "tuned":
-        found = dict(TUNED[task].get(LIKE.get(approach, approach), {}))
+        found = dict(TUNED[task].get(approach) or TUNED[task].get(LIKE.get(approach, ""), {}))
         if "steps" in found:
             found["steps"] = _spread(found["steps"], num_parts)
         made = adjusted(made, found)

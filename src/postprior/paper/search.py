@@ -21,8 +21,11 @@ from postprior.paper.records import Result
 
 NUM_HELD = 5_000
 NUM_FINALISTS = 3
-NUM_SEEDS = 3
+NUM_SEEDS = 2
 """Of finalists; the others get one."""
+
+SLOW = frozenset({"mnf"})
+"""A step of theirs takes several of the others': one seed has to do."""
 
 
 def grid(**axes: Iterable[Any]) -> list[Candidate]:
@@ -55,9 +58,8 @@ CANDIDATES: dict[str, dict[str, list[Candidate]]] = {
         ],
         "cfg": [
             *grid(temperature=(1.0, 0.5, 0.2, 0.1), prior_sd=(0.1, 1.0), steps=(1500,)),
-            *grid(temperature=(1.0, 0.2), prior_sd=("fan_in",), steps=(1500,)),
-            *grid(temperature=(0.2, 0.1), prior_sd=(0.1, 1.0), steps=(3000,)),
-            *around(MNIST_START, learning_rate=(5e-4, 2e-3), function_space=(0.3,))[1:],
+            *grid(temperature=(0.2, 0.1), prior_sd=(1.0,), steps=(3000,)),
+            *around(MNIST_START, function_space=(0.3,))[1:],
             *grid(temperature=(1.0, 0.1), prior_sd=(1.0,), steps=(3000,), schedule=("constant",), spread_rate=(1.0,)),
         ],
         "mnf": around(MNIST_START, temperature=(1.0, 0.05), prior_sd=(1.0,), learning_rate=(5e-4,)),
@@ -69,45 +71,33 @@ CANDIDATES: dict[str, dict[str, list[Candidate]]] = {
         "ffg": [
             *around(
                 CIFAR10_HELD,
-                function_space=(0.0, 0.1, 1.0),
-                temperature=(0.05, 0.1, 0.4),
-                prior_sd=(0.05, "fan_in"),
-                spread_rate=(1.0, 10.0),
-                learning_rate=(5e-4, 2e-3),
+                function_space=(0.0, 1.0),
+                temperature=(0.1, 0.4),
+                prior_sd=("fan_in",),
+                spread_rate=(10.0,),
+                learning_rate=(2e-3,),
                 steps=(2200,),
                 local_reparameterization=(False,),
             ),
-            *grid(temperature=(0.05, 0.1), prior_sd=(0.1,), steps=(1200, 2200), function_space=(1.0,)),
+            *grid(temperature=(0.05, 0.1), prior_sd=(0.1,), steps=(1200,), function_space=(1.0,)),
             {**CIFAR10_START, "spread_rate": 10.0, "steps": 2200},
         ],
         "cfg": [
-            *around(CIFAR10_START, temperature=(0.1, 0.05), prior_sd=("fan_in",), function_space=(0.3, 1.0)),
+            *around(CIFAR10_START, temperature=(0.1,), function_space=(0.3, 1.0)),
             {**CIFAR10_START, "temperature": 0.1, "function_space": 1.0},
         ],
-        "mnf": around(CIFAR10_START, temperature=(0.1, 0.05), learning_rate=(5e-4,), function_space=(0.3,)),
     },
     "cifar5+5": {
-        "ft": grid(**FINE_TUNING, steps=(200, 600)),
+        "ft": grid(learning_rate=(3e-4, 1e-3), schedule=("constant", "linear"), steps=(200, 600)),
         "ft-pretrained": grid(learning_rate=(3e-4, 1e-3), schedule=("constant", "linear"), steps=(200, 600)),
         "ffg": [
             *around(
-                CIFAR5_START,
-                temperature=(0.05, 0.1, 0.5),
-                prior_sd=("fan_in",),
-                steps=(1200,),
-                function_space=(0.3, 1.0),
-                local_reparameterization=(True,),
+                CIFAR5_START, temperature=(0.1, 0.5), prior_sd=("fan_in",), steps=(1200,), function_space=(0.3, 1.0)
             ),
             {**CIFAR5_START, "function_space": 0.3, "local_reparameterization": True, "steps": 1200},
         ],
         "ffg-laplace": [
-            *around(
-                CIFAR5_START,
-                temperature=(0.05, 0.1, 0.5),
-                steps=(1200,),
-                function_space=(0.3, 1.0),
-                local_reparameterization=(True,),
-            ),
+            *around(CIFAR5_START, temperature=(0.1, 0.5), steps=(1200,), function_space=(0.3, 1.0)),
             {**CIFAR5_START, "function_space": 0.3, "local_reparameterization": True, "steps": 1200},
         ],
     },
@@ -135,7 +125,8 @@ def finalists(results: Sequence[Result]) -> list[Experiment]:
     first = [result for result in results if result.seed == 0]
     return [
         result.experiment
-        for group in _groups(first).values()
+        for (_, approach), group in _groups(first).items()
+        if approach not in SLOW
         for result in sorted(group, key=lambda result: -result.final.accuracy)[:NUM_FINALISTS]
     ]
 
