@@ -55,10 +55,12 @@ CANDIDATES: dict[str, dict[str, list[Candidate]]] = {
             *grid(temperature=(0.2, 0.1), prior_sd=(0.1, 1.0), steps=(3000,)),
             *around(MNIST_START, learning_rate=(5e-4, 2e-3), spread_rate=(1.0,), function_space=(0.3,))[1:],
             *grid(temperature=(0.2, 0.1), prior_sd=(0.1, 1.0), steps=(1500,), local_reparameterization=(True,)),
+            *grid(temperature=(0.05, 0.02), prior_sd=(1.0,), steps=(3000,)),
+            *grid(temperature=(0.1, 0.05, 0.02), prior_sd=(1.0,), steps=(3000,), local_reparameterization=(True,)),
         ],
         "cfg": [
             *grid(temperature=(1.0, 0.5, 0.2, 0.1), prior_sd=(0.1, 1.0), steps=(1500,)),
-            *grid(temperature=(0.2, 0.1), prior_sd=(1.0,), steps=(3000,)),
+            *grid(temperature=(0.2, 0.1, 0.05, 0.02), prior_sd=(1.0,), steps=(3000,)),
             *around(MNIST_START, function_space=(0.3,))[1:],
             *grid(temperature=(1.0, 0.1), prior_sd=(1.0,), steps=(3000,), schedule=("constant",), spread_rate=(1.0,)),
         ],
