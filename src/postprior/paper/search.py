@@ -1,8 +1,8 @@
 """How the tuned settings were found: every setting tried, scored on training images that were set aside.
 
 5,000 images are set aside before the parts are cut, and the test set is never looked at. What stands here is the whole
-record: all candidates, fine-tuning with as many as a family. All are tried with one seed, the best of each approach
-with more; the best of these by accuracy, averaged over the seeds, stand in ``recipes.TUNED``.
+record: all candidates; fine-tuning has about as many as a family. All are tried with one seed, the best of each
+approach with one more; the best of these by accuracy, averaged over the seeds, stand in ``recipes.TUNED``.
 """
 
 import itertools
@@ -41,9 +41,9 @@ def around(start: Candidate, **axes: Iterable[Any]) -> list[Candidate]:
 FINE_TUNING = {"learning_rate": (3e-4, 1e-3, 3e-3), "schedule": ("constant", "linear")}
 
 MNIST_START: Candidate = {"temperature": 0.2, "prior_sd": 0.1, "steps": 1500}
-CIFAR10_START: Candidate = {"temperature": 0.2, "prior_sd": 0.1, "steps": 1200}
+CIFAR10_START: Candidate = {"temperature": 0.02, "prior_sd": 0.1, "steps": 1200}
 CIFAR10_HELD: Candidate = {**CIFAR10_START, "function_space": 0.3, "local_reparameterization": True}
-CIFAR5_START: Candidate = {"temperature": 0.2, "steps": 600}
+CIFAR5_START: Candidate = {"temperature": 0.02, "steps": 600}
 
 CANDIDATES: dict[str, dict[str, list[Candidate]]] = {
     "mnist": {
@@ -67,26 +67,31 @@ CANDIDATES: dict[str, dict[str, list[Candidate]]] = {
         "mnf": around(MNIST_START, temperature=(1.0, 0.05), prior_sd=(1.0,), learning_rate=(5e-4,)),
     },
     "cifar10": {
-        "ft": grid(**FINE_TUNING, steps=(200, 400, 1200)),
+        "ft": [
+            *grid(learning_rate=(1e-4, 3e-4, 1e-3), schedule=("constant", "linear"), steps=(200, 400, 1200)),
+            *grid(learning_rate=(3e-3,), schedule=("constant", "linear"), steps=(1200,)),
+        ],
         "ft-fs": grid(function_space=(0.3, 1.0, 3.0), learning_rate=(5e-4, 1e-3), steps=(1200,)),
         "ewc": grid(ewc_strength=(1.0, 10.0, 100.0, 1000.0), steps=(400, 1200)),
         "ffg": [
             *around(
                 CIFAR10_HELD,
                 function_space=(0.0, 1.0),
-                temperature=(0.1, 0.4),
-                prior_sd=("fan_in",),
-                spread_rate=(10.0,),
-                learning_rate=(2e-3,),
+                temperature=(0.005, 0.01, 0.05),
+                prior_sd=("fan_in", 1.0),
+                learning_rate=(5e-4, 2e-3),
                 steps=(2200,),
                 local_reparameterization=(False,),
             ),
-            *grid(temperature=(0.05, 0.1), prior_sd=(0.1,), steps=(1200,), function_space=(1.0,)),
-            {**CIFAR10_START, "spread_rate": 10.0, "steps": 2200},
+            # What would suit a part of all images: one of 5,000 is not learned so, the KL outweighs it.
+            {**CIFAR10_HELD, "temperature": 0.2, "function_space": 0.0},
+            {**CIFAR10_HELD, "temperature": 0.2, "steps": 2200},
+            {**CIFAR10_START, "temperature": 0.2, "spread_rate": 10.0, "steps": 2200},
         ],
         "cfg": [
-            *around(CIFAR10_START, temperature=(0.1,), function_space=(0.3, 1.0)),
-            {**CIFAR10_START, "temperature": 0.1, "function_space": 1.0},
+            *around(CIFAR10_START, temperature=(0.01, 0.05), function_space=(0.3, 1.0)),
+            *around({**CIFAR10_START, "temperature": 0.2}, function_space=(0.3, 1.0)),
+            *around({**CIFAR10_START, "temperature": 0.1}, function_space=(1.0,)),
         ],
     },
     "cifar5+5": {
@@ -94,13 +99,13 @@ CANDIDATES: dict[str, dict[str, list[Candidate]]] = {
         "ft-pretrained": grid(learning_rate=(3e-4, 1e-3), schedule=("constant", "linear"), steps=(200, 600)),
         "ffg": [
             *around(
-                CIFAR5_START, temperature=(0.1, 0.5), prior_sd=("fan_in",), steps=(1200,), function_space=(0.3, 1.0)
+                CIFAR5_START, temperature=(0.005, 0.05), prior_sd=("fan_in",), steps=(1200,), function_space=(0.3, 1.0)
             ),
-            {**CIFAR5_START, "function_space": 0.3, "local_reparameterization": True, "steps": 1200},
+            {**CIFAR5_START, "function_space": 0.3, "local_reparameterization": True},
         ],
         "ffg-laplace": [
-            *around(CIFAR5_START, temperature=(0.1, 0.5), steps=(1200,), function_space=(0.3, 1.0)),
-            {**CIFAR5_START, "function_space": 0.3, "local_reparameterization": True, "steps": 1200},
+            *around(CIFAR5_START, temperature=(0.005, 0.05), steps=(1200,), function_space=(0.3, 1.0)),
+            {**CIFAR5_START, "function_space": 0.3, "local_reparameterization": True},
         ],
     },
 }
