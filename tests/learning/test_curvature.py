@@ -255,7 +255,7 @@ def test_too_little_memory_is_no_reason_for_the_loop(monkeypatch: pytest.MonkeyP
 
     part = as_part((torch.randn(8, 3), torch.arange(8) % 3))
     with monkeypatch.context() as patch:
-        patch.setattr(pretrained.layerwise, "squares", refuse)
+        patch.setattr(pretrained.layerwise.Squares, "of", refuse)
         with pytest.raises(torch.OutOfMemoryError):
             fisher_diagonal(small_net(), part, Categorical())
     # A parameter that no layer knows is beyond the way by layers.

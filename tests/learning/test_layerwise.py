@@ -50,7 +50,7 @@ def test_equal_to_example_by_example(name: str, near: int, monkeypatch: pytest.M
     weights = {key: value.detach() for key, value in network.named_parameters()}
     x = images(3, *shape)
     vectors = torch.randn(3, 2, *network(x).shape[1:], generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    found = layerwise.squares(network, weights, Batch((x,), {}, None), lambda _: vectors)
+    found = layerwise.Squares(network, weights).of(Batch((x,), {}, None), lambda _: vectors)
     expected = pretrained._one_by_one(network, weights, Batch((x,), {}, None), vectors)
     assert found.keys() == expected.keys()
     for key, value in expected.items():
@@ -97,7 +97,7 @@ def test_what_has_no_rule_is_refused_and_has_its_curvature_all_the_same(name: st
     outputs = network(*batch.args)
     vectors = torch.ones(4, 1, *(outputs[0] if isinstance(outputs, tuple) else outputs).shape[1:], dtype=torch.float64)
     with pytest.raises(layerwise.NotLayerwiseError):
-        layerwise.squares(network, weights, batch, lambda _: vectors)
+        layerwise.Squares(network, weights).of(batch, lambda _: vectors)
     if isinstance(outputs, Tensor):
         sums = pretrained._Sums(frozen_network(network, first_belief(network, "point")), weights)
         sums.add(batch, lambda _: vectors, 0)

@@ -7,6 +7,7 @@ few examples' products are in memory at any time.
 Shapes: B examples, N outputs, C inputs, L positions of one example, K = C times the size of a kernel.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
@@ -27,35 +28,48 @@ class NotLayerwiseError(RuntimeError):
     """The network uses a weight in a way that has no rule here."""
 
 
-def squares(
-    network: nn.Module, weights: Mapping[str, Tensor], batch: Batch, vectors_of: Callable[[Tensor], Tensor]
-) -> dict[str, Tensor]:
-    """Σ over examples and their vectors of (Jᵀ a)²; the vectors [B, K, *outputs of one example] come of the outputs."""
-    uses, outputs = _watched(network, weights, batch)
-    # As many positions as examples could pass for them, but not twice.
-    alone, _ = _watched(network, weights, batch.cut(0, 1))
-    for found, size in ((uses, len(outputs)), (alone, 1)):
-        if any(len(use.outputs) != size for use in found):
+@final
+class Squares:
+    """Σ over the examples of a batch and their vectors of (Jᵀ a)², for every weight of the network."""
+
+    def __init__(self, network: nn.Module, weights: Mapping[str, Tensor]) -> None:
+        self._network, self._weights = network, weights
+        self._sums = {name: torch.zeros_like(weight) for name, weight in weights.items()}
+        self._counted_by_example = set[tuple[Any, ...]]()
+        """Uses of layers, as they were, whose outputs were seen to grow with the examples."""
+
+    def of(self, batch: Batch, vectors_of: Callable[[Tensor], Tensor]) -> Mapping[str, Tensor]:
+        """The sums, until the next call; the vectors [B, K, *outputs of one example] come of the outputs."""
+        uses, outputs = self._watched(batch)
+        self._check(uses, len(outputs), batch)
+        places = [use.outputs for use in uses]
+        rows = vectors_of(outputs.detach()).unbind(1)
+        for sums in self._sums.values():  # used again, since new memory costs more than what is written to it
+            sums.zero_()
+        for i, row in enumerate(rows):
+            kept = i < len(rows) - 1
+            options = {"retain_graph": kept, "allow_unused": True, "materialize_grads": True}
+            slopes = torch.autograd.grad(outputs, places, row, **options)
+            with torch.no_grad():
+                for use, slope in zip(uses, slopes, strict=True):
+                    use.add(slope, self._sums)
+        return self._sums
+
+    def _watched(self, batch: Batch) -> tuple[list["_Use"], Tensor]:
+        with _Watch({id(weight): name for name, weight in self._weights.items()}) as watch:
+            outputs: Any = functional_call(self._network, dict(self._weights), batch.args, dict(batch.kwargs))
+        return watch.uses, outputs
+
+    def _check(self, uses: list["_Use"], size: int, batch: Batch) -> None:
+        found = [(uses, size)]
+        shapes = tuple(use.shape_of_one() for use in uses)
+        if shapes not in self._counted_by_example:  # as many positions as examples could pass for them, but not twice
+            found.append((self._watched(batch.cut(0, 1))[0], 1))
+        if any(len(use.outputs) != count for watched, count in found for use in watched):
             raise NotLayerwiseError("a layer has outputs that are not counted by examples")
-    if any(use.changed() for use in uses):
-        raise NotLayerwiseError("a layer's inputs or outputs were written over")
-    sums = {name: torch.zeros_like(weight) for name, weight in weights.items()}
-    places = [use.outputs for use in uses]
-    rows = vectors_of(outputs.detach()).unbind(1)
-    for i, row in enumerate(rows):
-        kept = i < len(rows) - 1
-        options = {"retain_graph": kept, "allow_unused": True, "materialize_grads": True}
-        slopes = torch.autograd.grad(outputs, places, row, **options)
-        with torch.no_grad():
-            for use, slope in zip(uses, slopes, strict=True):
-                use.add(slope, sums)
-    return sums
-
-
-def _watched(network: nn.Module, weights: Mapping[str, Tensor], batch: Batch) -> tuple[list["_Use"], Tensor]:
-    with _Watch({id(weight): name for name, weight in weights.items()}) as watch:
-        outputs: Any = functional_call(network, dict(weights), batch.args, dict(batch.kwargs))
-    return watch.uses, outputs
+        if any(use.changed() for use in uses):
+            raise NotLayerwiseError("a layer's inputs or outputs were written over")
+        self._counted_by_example.add(shapes)
 
 
 @final
@@ -70,6 +84,10 @@ class _Use:
     def changed(self) -> bool:
         """Whether an operation in place has changed what the layer gave or was given."""
         return (self.outputs._version, self._inputs._version) != self._versions
+
+    def shape_of_one(self) -> tuple[str | None, str | None, torch.Size, torch.Size]:
+        """Whose weights met what, of one example."""
+        return self._weight, self._bias, self._inputs.shape[1:], self.outputs.shape[1:]
 
     def add(self, slope: Tensor, sums: dict[str, Tensor]) -> None:
         """The squared gradients of this layer's weights, added up over examples."""
@@ -87,23 +105,48 @@ class _Use:
             into.addmm_(slope.square().T, self._inputs.square())
             return
         groups = self._conv.get("groups", 1)
-        total = into.view(groups, -1, into[0].numel())  # [groups, N / groups, K]
-        size = max(1, NEAR // into.numel())
+        total = into.new_zeros(groups, len(into) // groups, into[0].numel())
+        # As many examples at a time as keep both their columns and their gradients in the cache.
+        size = max(1, NEAR // max(into.numel(), slope.shape[2] * into[0].numel()))
         for some, slopes in zip(self._inputs.split(size), slope.split(size), strict=True):
-            columns = self._columns(some)  # [B, groups K, L]
-            for group, part in enumerate(total):
-                own = columns.chunk(groups, 1)[group], slopes.chunk(groups, 1)[group]
-                each = own[1] @ own[0].mT  # [B, N / groups, K]
-                part.add_(each.square_().sum(0)) if len(each) > 1 else part.addcmul_(each[0], each[0])
+            for own, part, sums_of in zip(some.chunk(groups, 1), slopes.chunk(groups, 1), total, strict=True):
+                each = part @ self._columns(own)  # [B, N / groups, K]
+                sums_of.add_(each.square_().sum(0)) if len(each) > 1 else sums_of.addcmul_(each[0], each[0])
+        if self._conv:
+            total = total.view(len(into), *into.shape[2:], into.shape[1]).movedim(-1, 1)
+        into += total.reshape(into.shape)
 
     def _columns(self, inputs: Tensor) -> Tensor:
-        """The inputs that meet the weight at each position, [B, groups K, L]."""
+        """The inputs that meet the weight at each position, [B, L, K]; of images with their channels last."""
         if not self._conv:
-            return inputs.flatten(1, -2).mT
+            return inputs.flatten(1, -2)
         if inputs.dim() == 3:  # a line is an image of one row
             inputs = inputs.unsqueeze(2)
-        options = {name: value for name, value in self._conv.items() if name != "groups"}
-        return F.unfold(inputs, **options)
+        return patches(inputs, **{name: value for name, value in self._conv.items() if name != "groups"})
+
+
+def patches(
+    images: Tensor,
+    kernel_size: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    dilation: tuple[int, int],
+) -> Tensor:
+    """What ``F.unfold`` gives, [B, L, K], but with the channels last in K.
+
+    A row of a patch is then one piece of memory, and the copy a third of its time.
+    """
+    if any(padding):
+        images = F.pad(images, (padding[1], padding[1], padding[0], padding[0]))
+    images = images.contiguous(memory_format=torch.channels_last)
+    reach = [d * (k - 1) + 1 for d, k in zip(dilation, kernel_size, strict=True)]
+    places = [(n - r) // s + 1 for n, r, s in zip(images.shape[2:], reach, stride, strict=True)]
+    each, channel, *pixel = images.stride()
+    steps = [p * s for p, s in zip(pixel, stride, strict=True)]
+    inside = [p * d for p, d in zip(pixel, dilation, strict=True)]
+    shape = (len(images), *places, *kernel_size, images.shape[1])
+    found = images.as_strided(shape, (each, *steps, *inside, channel), images.storage_offset())
+    return found.reshape(len(images), math.prod(places), -1)
 
 
 @final

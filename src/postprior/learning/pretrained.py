@@ -344,7 +344,7 @@ class _Sums:
 
     def __init__(self, asked: BayesianNetwork, weights: Weights) -> None:
         self._asked, self._weights = asked, weights
-        self._by_layer = True
+        self._by_layer: layerwise.Squares | None = layerwise.Squares(asked.network, weights)
         self._ways = [_all_at_once, _one_by_one]
         self.total = {name: torch.zeros_like(value) for name, value in weights.items()}
 
@@ -353,7 +353,7 @@ class _Sums:
         while True:
             try:
                 if self._by_layer:
-                    new = layerwise.squares(self._asked.network, self._weights, batch, vectors)
+                    new = self._by_layer.of(batch, vectors)
                 else:
                     with torch.no_grad():
                         outputs = outputs_of(self._asked, self._asked.means(), batch, first)
@@ -363,7 +363,7 @@ class _Sums:
                 raise
             except (RuntimeError, ValueError, TypeError, IndexError):
                 if self._by_layer:
-                    self._by_layer = False
+                    self._by_layer = None
                 elif len(self._ways) == 1:
                     raise
                 else:
