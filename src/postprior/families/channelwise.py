@@ -65,7 +65,7 @@ class Channelwise(Family):
 
     def draw(self, generator: torch.Generator) -> Draw:
         white = gaussian.noise(self.log_diagonal, generator)
-        return Draw(self.mu + cholesky.multiply(self.factor(), white).view_as(self.mu))
+        return Draw(cholesky.sample(self.mu.flatten(2), self.lower, self.log_diagonal, white).view_as(self.mu))
 
     def mirrored(self, draw: Draw) -> Draw:
         return Draw(2 * self.mu - draw.weight)

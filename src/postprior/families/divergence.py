@@ -46,10 +46,8 @@ def factorized(posterior: Factorized, prior: Factorized, draw: Draw) -> Tensor:
 def channelwise(posterior: Channelwise, prior: Channelwise, draw: Draw) -> Tensor:
     """Exact."""
     del draw
-    inverse = prior.inverse_factor()
-    distance = (posterior.mu - prior.mu).flatten(2)
-    log_det_ratio = prior.log_diagonal.sum() - posterior.log_diagonal.sum()
-    return cholesky.kl_from_white(inverse @ posterior.factor(), cholesky.multiply(inverse, distance), log_det_ratio)
+    units = cholesky.Whitening(prior.mu.flatten(2), prior.inverse_factor(), prior.log_diagonal)
+    return cholesky.kl(posterior.mu.flatten(2), posterior.lower, posterior.log_diagonal, units)
 
 
 def channelwise_to_factorized(posterior: Channelwise, prior: Factorized, draw: Draw) -> Tensor:

@@ -5,12 +5,15 @@ Shapes: B... leading axes that count blocks, K size of one block, P = K (K - 1) 
 
 import math
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from postprior.maths.gaussian import LOG_2PI
+from postprior.maths.gaussian import LOG_2PI, width
+
+NEAR = 2**18
+"""Numbers in the factors that are taken through all operations before the next ones."""
 
 
 @cache
@@ -25,8 +28,12 @@ def factor(lower: Tensor, log_diagonal: Tensor) -> Tensor:
 
     The scale d multiplies whole rows, so that ``lower`` has no unit: one learning rate suits blocks of any width.
     """
-    unit: Any = _Unit.apply(lower, log_diagonal.shape[-1])
-    return log_diagonal.exp().unsqueeze(-1) * unit  # [B..., K, K]
+    return log_diagonal.exp().unsqueeze(-1) * unit(lower, log_diagonal.shape[-1])  # [B..., K, K]
+
+
+def unit(lower: Tensor, size: int) -> Tensor:
+    """I + M."""
+    return _Unit.apply(lower, size)  # pyright: ignore[reportReturnType]
 
 
 class _Unit(torch.autograd.Function):
@@ -37,10 +44,7 @@ class _Unit(torch.autograd.Function):
         ctx.size = size
         # torch is fast along an axis of a matrix, and of nothing larger.
         rows = lower.reshape(math.prod(lower.shape[:-1]), lower.shape[-1])
-        # Made where they are needed: numbers of Python's would have to be brought to a GPU at every step.
-        constants = [rows.new_zeros(len(rows), 1), rows.new_ones(len(rows), 1)]
-        chosen = torch.cat([*constants, rows], 1).index_select(1, _sources(size, lower.device))
-        return chosen.view(*lower.shape[:-1], size, size)
+        return _unpacked(rows, _sources(size, lower.device)).view(*lower.shape[:-1], size, size)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -49,13 +53,33 @@ class _Unit(torch.autograd.Function):
         return chosen.view(*gradient.shape[:-2], len(rows)), None
 
 
+def _unpacked(lower: Tensor, sources: Tensor) -> Tensor:
+    """Matrices of zeros, ones and elements of M, from M's elements [B, P]."""
+    # Made where they are needed: numbers of Python's would have to be brought to a GPU at every step.
+    constants = [lower.new_zeros(len(lower), 1), lower.new_ones(len(lower), 1)]
+    return torch.cat([*constants, lower], 1).index_select(1, sources.flatten()).view(-1, *sources.shape)
+
+
 @cache
 def _sources(size: int, device: torch.device) -> Tensor:
     """Where each element of I + M stands in (0, 1, elements of M)."""
     rows, columns = below_diagonal(size, device)
     found = torch.eye(size, dtype=torch.long, device=device)
     found[rows, columns] = torch.arange(2, 2 + len(rows), device=device)
-    return found.flatten()
+    return found
+
+
+@cache
+def _transposed_sources(size: int, device: torch.device) -> Tensor:
+    """Of (I + M)ᵀ: a vector times a matrix takes a fifth of the time of a matrix times a vector."""
+    return _sources(size, device).T.contiguous()
+
+
+@cache
+def _wider_sources(size: int, device: torch.device) -> Tensor:
+    """Of I + M with a column of zeros beside it."""
+    sources = _sources(size, device)
+    return torch.cat([sources, torch.zeros_like(sources[:, :1])], 1)
 
 
 def parts_of(lower_factor: Tensor) -> tuple[Tensor, Tensor]:
@@ -82,6 +106,90 @@ def inverse(lower_factor: Tensor) -> Tensor:
 def multiply(matrix: Tensor, vector: Tensor) -> Tensor:
     """A v in each block."""
     return (matrix @ vector.unsqueeze(-1)).squeeze(-1)
+
+
+def sample(mean: Tensor, lower: Tensor, log_diagonal: Tensor, white: Tensor) -> Tensor:
+    """m + L ε in each block, differentiable in m and in both parts of L; no factor is kept."""
+    flat = (mean.flatten(0, -2), lower.flatten(0, -2), log_diagonal.flatten(0, -2), white.flatten(0, -2))
+    found: Any = _Sample.apply(*flat)
+    return found.view_as(mean)
+
+
+class _Sample(torch.autograd.Function):
+    """With its gradient written down: a slope g in the sample is d g εᵀ in M, and g times L ε in log d."""
+
+    @staticmethod
+    def forward(ctx: Any, mean: Tensor, lower: Tensor, log_diagonal: Tensor, white: Tensor) -> Tensor:
+        size = log_diagonal.shape[-1]
+        scale, sources = width(log_diagonal), _transposed_sources(size, lower.device)
+        pieces = zip(*(_near(tensor, size) for tensor in (white.unsqueeze(1), lower)), strict=True)
+        shift = torch.cat([noise @ _unpacked(some, sources) for noise, some in pieces]).squeeze(1).mul_(scale)
+        ctx.save_for_backward(scale, shift, white)
+        return mean + shift
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        scale, shift, white = ctx.saved_tensors
+        size = white.shape[-1]
+        rows, columns = below_diagonal(size, white.device)
+        in_lower = white.new_empty(len(white), len(rows))
+        for into, slope, noise in zip(*(_near(t, size) for t in (in_lower, scale * gradient, white)), strict=True):
+            torch.mul(slope.index_select(1, rows), noise.index_select(1, columns), out=into)
+        return gradient, in_lower, gradient * shift, None
+
+
+def kl(mean: Tensor, lower: Tensor, log_diagonal: Tensor, prior: "Whitening") -> Tensor:
+    """KL(N(m, L Lᵀ) ‖ prior) summed over blocks, in nats, differentiable in m and in both parts of L."""
+    flat = (mean.flatten(0, -2), lower.flatten(0, -2), log_diagonal.flatten(0, -2))
+    prior_flat = (prior.mean.flatten(0, -2), prior.inverse_factor.flatten(0, -3), prior.log_diagonal)
+    return _KL.apply(*flat, *prior_flat)  # pyright: ignore[reportReturnType]
+
+
+class Whitening(NamedTuple):
+    """A block Gaussian as the unit in which others are measured."""
+
+    mean: Tensor
+    inverse_factor: Tensor
+    log_diagonal: Tensor
+
+
+class _KL(torch.autograd.Function):
+    """With its gradient written down, which is known while the value is computed.
+
+    A few blocks go through all of it while they are in the cache: whole stacks of factors are some twenty times as
+    large as what is learned, and new memory for them costs more than the arithmetic.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, mean: Tensor, lower: Tensor, log_diagonal: Tensor, at: Tensor, inverse: Tensor, prior_log: Tensor
+    ) -> Tensor:
+        size = log_diagonal.shape[-1]
+        rows, columns = below_diagonal(size, lower.device)
+        sources, below = _wider_sources(size, lower.device), rows * (size + 1) + columns
+        slopes = in_mean, in_lower, in_log = [torch.empty_like(tensor) for tensor in (mean, lower, log_diagonal)]
+        total = mean.new_zeros(())
+        tensors = (mean - at, lower, width(log_diagonal), inverse, *slopes)
+        for distance, some, scale, white, *into in zip(*(_near(tensor, size) for tensor in tensors), strict=True):
+            both = _unpacked(some, sources).mul_(scale.unsqueeze(-1))  # L, and the distance as one more column
+            both[..., -1] = distance
+            moved = white @ both
+            total += moved.square().sum()
+            slope = white.mT @ moved
+            into[0].copy_(slope[..., -1])
+            torch.mul(slope.flatten(1).index_select(1, below), scale.index_select(1, rows), out=into[1])
+            torch.sum(slope.mul_(both)[..., :-1], -1, out=into[2]).sub_(1)
+        ctx.save_for_backward(in_mean, in_lower, in_log)
+        return 0.5 * (total - mean.numel()) + prior_log.sum() - log_diagonal.sum()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return (*(slope * gradient for slope in ctx.saved_tensors), None, None, None)
+
+
+def _near(tensor: Tensor, size: int) -> tuple[Tensor, ...]:
+    """The tensor in pieces of so many blocks of this size that their factors stay in the cache; on a GPU, whole."""
+    return tensor.split(max(1, NEAR // size**2) if tensor.device.type == "cpu" else max(1, len(tensor)))
 
 
 def log_density(value: Tensor, mean: Tensor, inverse_factor: Tensor, log_diagonal: Tensor) -> Tensor:
