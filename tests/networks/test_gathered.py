@@ -91,7 +91,7 @@ def test_the_widths_learn_from_the_noise() -> None:
 
 
 def test_the_kl_and_its_slopes_are_those_of_autograd(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("postprior.networks.gathered.NEAR", 7)  # so that a few weights are more than stay in a cache
+    monkeypatch.setattr("postprior.maths.gaussian.NEAR", 7)  # so that a few weights are more than stay in a cache
     joined, prior = made(), first_belief(network(), prior_sd=0.7)
     gathered = gather(joined.families(), prior.weights)
     assert gathered is not None

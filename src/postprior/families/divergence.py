@@ -72,7 +72,7 @@ def multiplicative(posterior: Multiplicative, prior: Multiplicative, draw: Draw)
     """Unbiased: exact in w given z (Appendix C: cross-entropy minus entropy), and one sample of z for the rest."""
     z = draw.latent
     assert z is not None, "a draw of this family carries its multipliers"
-    given_latent = gaussian.kl(z * posterior.mu, posterior.log_sd, z * prior.mu, prior.log_sd)
+    given_latent = gaussian.kl_at_distance(z * (posterior.mu - prior.mu), posterior.log_sd, prior.log_sd)
     known = draw.latent_log_density
     return given_latent + (posterior.latent_log_density(z) if known is None else known) - prior.latent_log_density(z)
 

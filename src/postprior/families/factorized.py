@@ -53,7 +53,7 @@ class Factorized(Family):
 
     def local_moments(self, draw: Draw) -> tuple[Tensor, Tensor] | None:
         del draw
-        return self.mu, (2 * self.log_sd).exp()
+        return self.mu, gaussian.variance(self.log_sd)
 
     def natural(self) -> Natural:
         precision = (-2 * self.log_sd.double()).exp()

@@ -107,7 +107,7 @@ class Multiplicative(Family):
 
     def local_moments(self, draw: Draw) -> tuple[Tensor, Tensor] | None:
         assert draw.latent is not None, "a draw of this family carries its multipliers"
-        return draw.latent * self.mu, (2 * self.log_sd).exp()
+        return draw.latent * self.mu, gaussian.variance(self.log_sd)
 
     def mean(self) -> Tensor:
         """μ E[z]; exact while the flow is the identity, else averaged over fixed antithetic draws."""

@@ -24,9 +24,6 @@ from postprior.errors import NetworkError
 from postprior.families import Draw, Factorized, Family
 from postprior.maths import gaussian
 
-NEAR = 2**17
-"""Weights that are taken through all operations before the next ones: these stay in the cache of a core meanwhile."""
-
 WITH_CACHES = frozenset({"cpu"})
 """Kinds of devices on which a few passes near each other cost less than one over everything."""
 
@@ -155,7 +152,7 @@ class Gathered:
         """Pieces of all vectors that fit into the cache together; a GPU takes the vectors whole."""
         prior = (self._prior_mu, self._prior_precision_root)
         vectors = (*own, self.mu, self.log_sd, *prior, self._slope_mu, self._slope_log_sd)
-        size = NEAR if self.mu.device.type in WITH_CACHES else max(1, self.mu.numel())
+        size = gaussian.NEAR if self.mu.device.type in WITH_CACHES else max(1, self.mu.numel())
         return zip(*(vector.detach().split(size) for vector in vectors), strict=True)
 
     def _near_kl(
