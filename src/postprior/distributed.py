@@ -155,11 +155,38 @@ def gather(tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
     return [safetensors.torch.load(each) for each in _gather_bytes(safetensors.torch.save(plain))]
 
 
+def all_pieces(own: Tensor) -> Tensor:
+    """The pieces of all processes, of one length, one after another."""
+    if size() == 1:
+        return own.clone()
+    whole = own.new_empty(size() * own.numel())
+    with _answered(), torch.no_grad():
+        _newest("all_gather_single", "all_gather_into_tensor")(whole, own.contiguous())
+    return whole
+
+
+def own_piece_of_sum(whole: Tensor) -> Tensor:
+    """This process's piece of the sum over all processes; the inverse way of ``all_pieces``."""
+    if size() == 1:
+        return whole
+    own = whole.new_empty(whole.numel() // size())
+    with _answered(), torch.no_grad():
+        _newest("reduce_scatter_single", "reduce_scatter_tensor")(own, whole)
+    return own
+
+
 def told(value: Any = None) -> Any:
     """What the first process says, as JSON; the others wait for it."""
     if size() == 1:
         return value
     return json.loads(_gather_bytes(json.dumps(value).encode() if is_first() else b"")[0])
+
+
+def told_by_each(value: Any) -> list[Any]:
+    """What every process says, in their order, as JSON."""
+    if size() == 1:
+        return [value]
+    return [json.loads(each) for each in _gather_bytes(json.dumps(value).encode())]
 
 
 @contextmanager
@@ -175,8 +202,7 @@ def agreed() -> Generator[None]:
         raise  # the others are lost: there is nobody to ask
     except PostpriorError as error:
         own = error
-    said = [json.loads(each) for each in _gather_bytes(json.dumps(plain_error(own)).encode())]
-    for number, each in enumerate(said):
+    for number, each in enumerate(told_by_each(plain_error(own))):
         if each is not None:
             raise own if own is not None and number == rank() else error_of(each)
 
@@ -210,6 +236,11 @@ def _meeting_point(timeout: float) -> dict[str, Any]:
 
 def _is_joined() -> bool:
     return _dist.is_available() and _dist.is_initialized()
+
+
+def _newest(name: str, before: str) -> Any:
+    """A function of torch's, by the name that it has had since 2.13, or by the one before."""
+    return getattr(_dist, name, None) or getattr(_dist, before)
 
 
 def _gather_bytes(own: bytes) -> list[bytes]:

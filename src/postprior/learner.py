@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from postprior import distributed
 from postprior.data.parts import as_inputs, as_part
-from postprior.errors import SettingError, StoreError
+from postprior.errors import BeliefError, SettingError, StoreError
 from postprior.learning import likelihoods, predict
 from postprior.learning.absorb import Update, absorb
 from postprior.learning.forward import ForwardPrecision
@@ -21,9 +21,11 @@ from postprior.learning.objective import Term
 from postprior.learning.predict import Prediction, Score
 from postprior.learning.progress import shown
 from postprior.learning.settings import Settings, checked_names
+from postprior.learning.sharded import absorb_sharded
 from postprior.networks.bayesian import check_fits, from_belief
 from postprior.networks.belief import Belief
 from postprior.networks.convert import first_belief
+from postprior.networks.sharded import ShardedBelief, check_fits_share, first_share
 from postprior.store.manifest import from_plain, to_plain
 from postprior.store.tensors import read_tensors, write_tensors
 
@@ -35,7 +37,8 @@ class Learner:
     as ``postprior.Gaussian(sd=0.7)``, or a function of outputs and targets. ``prior_sd`` is the width of the first
     prior, a number or ``"fan_in"``. ``point`` and ``frozen`` are patterns of parameter names. ``prior`` is a first
     belief to start from instead, such as one made from a pretrained network. Every field of ``postprior.Settings``
-    is a further keyword: ``temperature=0.2``, ``epochs=50``.
+    is a further keyword: ``temperature=0.2``, ``epochs=50``. ``shard`` cuts the belief among the processes of
+    ``distributed.joined``, inside of which the learner is then made and used: each has a ``share``, and none the whole.
 
         >>> learner = Learner(nn.Linear(2, 3), likelihood="categorical", epochs=2, seed=0)
         >>> update = learner.absorb((torch.randn(20, 2), torch.randint(3, (20,))))
@@ -52,7 +55,8 @@ class Learner:
         prior_sd: float | str = 1.0,
         point: Sequence[str] = (),
         frozen: Sequence[str] = (),
-        prior: Belief | None = None,
+        prior: Belief | ShardedBelief | None = None,
+        shard: bool = False,
         seed: int = 0,
         terms: Mapping[str, Term] | None = None,
         progress: bool = False,
@@ -62,15 +66,39 @@ class Learner:
         self.settings = replace(settings or Settings(), **checked_names(more_settings))
         self.likelihood = likelihoods.as_likelihood(likelihood)
         self.network, self.seed, self.terms, self.progress = network, seed, dict(terms or {}), progress
-        if prior is None:
-            unknowns = self.likelihood.unknowns()
+        unknowns = self.likelihood.unknowns()
+        if prior is None and shard:
+            for name, given, only in (("family", family, "factorized"), ("point", point, ()), ("frozen", frozen, ())):
+                if given != only:
+                    raise SettingError(f"{name}={given!r} with shard=True: only factorised Gaussians can be cut")
+            prior = first_share(network, prior_sd, unknowns)
+        elif prior is None:
             prior = first_belief(network, family, prior_sd=prior_sd, point=point, frozen=frozen, unknowns=unknowns)
-        check_fits(network, prior)
+        elif shard and isinstance(prior, Belief):
+            prior = ShardedBelief.of(prior)
+        if isinstance(prior, Belief):
+            check_fits(network, prior)
+        else:
+            check_fits_share(network, prior)
+        if isinstance(prior, ShardedBelief) and self.terms:
+            raise SettingError("terms=... look at whole draws, and with shard=True there are none: leave them out")
         self._belief = prior
 
     @property
     def belief(self) -> Belief:
         """What is known so far: frozen, and the prior of the next part."""
+        if isinstance(self._belief, ShardedBelief):
+            raise BeliefError(
+                "the belief is sharded: no process holds all of it. Where one can, learner.share.whole() puts it "
+                "together, in all processes at once"
+            )
+        return self._belief
+
+    @property
+    def share(self) -> ShardedBelief:
+        """This process's share of a belief that is sharded."""
+        if isinstance(self._belief, Belief):
+            raise BeliefError("the belief is whole, not sharded: see learner.belief, or make a learner with shard=True")
         return self._belief
 
     def absorb(self, data: Any, *, target: str | None = None, **settings: Any) -> Update:
@@ -83,16 +111,17 @@ class Learner:
         chosen = replace(self.settings, **checked_names(settings))
         title = f"part {self._belief.num_parts + 1}"
         with shown(title) if self.progress and distributed.is_first() else nullcontext() as progress:
-            self._belief, update = absorb(
-                self.network,
-                prior=self._belief,
-                part=as_part(data, target=target),
-                likelihood=self.likelihood,
-                settings=chosen,
-                seed=self.seed,
-                terms=self.terms,
-                progress=progress,
-            )
+            given: dict[str, Any] = {
+                "part": as_part(data, target=target),
+                "likelihood": self.likelihood,
+                "settings": chosen,
+                "seed": self.seed,
+                "progress": progress,
+            }
+            if isinstance(self._belief, ShardedBelief):
+                self._belief, update = absorb_sharded(self.network, prior=self._belief, **given)
+            else:
+                self._belief, update = absorb(self.network, prior=self._belief, terms=self.terms, **given)
         return update
 
     def predict(
@@ -113,7 +142,7 @@ class Learner:
         """
         return predict.predict(
             self.network,
-            self._belief,
+            self.belief,
             as_inputs(inputs),
             self.likelihood,
             num_samples=num_samples,
@@ -137,7 +166,7 @@ class Learner:
         """NLL and accuracy on data with targets."""
         return predict.score(
             self.network,
-            self._belief,
+            self.belief,
             as_part(data, target=target),
             self.likelihood,
             num_samples=num_samples,
@@ -149,9 +178,9 @@ class Learner:
         """A plain copy of the network with the mean weights, to deploy where one forward pass has to do."""
         network = copy.deepcopy(self.network)
         with torch.no_grad():
-            bayesian = from_belief(network, self._belief, generator=torch.Generator())
+            bayesian = from_belief(network, self.belief, generator=torch.Generator())
             network.load_state_dict(bayesian.network.state_dict())
-            means = self._belief.mean()
+            means = self.belief.mean()
             for name, parameter in network.named_parameters():
                 parameter.copy_(means.get(name, parameter))
         return network.eval()
@@ -161,7 +190,7 @@ class Learner:
 
         Functions of your own (likelihood, augment, terms) are not written: no file here can hold code.
         """
-        tensors, about = to_plain(self._belief)
+        tensors, about = to_plain(self.belief)
         plain = asdict(replace(self.settings, augment=None))
         codeless = {
             "likelihood": likelihoods.to_json(self.likelihood),

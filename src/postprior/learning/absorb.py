@@ -14,12 +14,12 @@ from postprior import distributed
 from postprior.batch import Part
 from postprior.errors import BeliefError, PartError, SettingError
 from postprior.learning import objective
-from postprior.learning.checkpoint import Checkpointing, Keeper, check_part, identity_of, tensors_of
+from postprior.learning.checkpoint import Checkpointing, Keeper, check_part, identity_of
 from postprior.learning.checks import outputs_of
 from postprior.learning.graph import own_stream
 from postprior.learning.likelihoods import Likelihood
 from postprior.learning.objective import Term
-from postprior.learning.predict import Score, device_of, dtype_of, frozen_network, score, score_of
+from postprior.learning.predict import Score, device_of, frozen_network, score, score_of
 from postprior.learning.settings import Settings
 from postprior.learning.shards import Shard, of_all, own_share
 from postprior.learning.steps import uses_graph
@@ -29,6 +29,7 @@ from postprior.networks import normalisation
 from postprior.networks.bayesian import BayesianNetwork, from_belief
 from postprior.networks.belief import Belief
 from postprior.networks.convert import starting_posterior
+from postprior.networks.drawing import Trainable
 
 HOLDOUT_SAMPLES = 10
 """Weight samples behind one look at the held-out share."""
@@ -84,7 +85,7 @@ def absorb(
     with distributed.agreed():
         part = own_share(part)
         keeper = Keeper(checkpointing, identity) if checkpointing else None
-    _check_alike(part, identity)
+    check_alike(part, identity)
     own = distributed.key()
     with seeds.quarantined(device, *key, "torch", *own):
         before = _before(network, prior, part, likelihood, settings, seeds.number(*key, "before"), keeper)
@@ -94,7 +95,7 @@ def absorb(
         posterior.gather(prior.weights, draws_are_seen=bool(terms))
         if own:  # the start is the same in all processes, the noise from here on is not
             posterior.generator = seeds.stream(device, *key, "weights", *own)
-        distributed.broadcast(tensors_of(posterior).values())
+        distributed.broadcast(posterior.tensors().values())
         usual = _terms(network, posterior, prior, likelihood, settings)
         if taken := usual.keys() & (terms or {}).keys():
             raise SettingError(
@@ -120,7 +121,7 @@ def absorb(
             judging = judge if held is not None else None
             about = (settings, num_examples, order, judging, progress, keeper)
             trace = train(posterior, learned, likelihood, all_terms, *about)
-        counts = _accumulate_statistics(posterior, prior, learned, settings, tracking)
+        counts = accumulate_statistics(posterior, prior.counts, learned, settings, tracking)
         with torch.no_grad():
             own_kl = float(objective.total_kl(posterior.families(), prior.weights, posterior.draw()))
         kl = distributed.total(own_kl) / distributed.size()
@@ -158,14 +159,14 @@ def _before(
         try:
             own = score(network, prior, part, likelihood, **options)
         except PartError as error:
-            raise _numbered(error) from error
+            raise numbered(error) from error
     found = of_all(own)
     if keeper:
         keeper.before = found
     return found
 
 
-def _numbered(error: PartError) -> PartError:
+def numbered(error: PartError) -> PartError:
     """The error, with what its numbers of examples mean where processes share a part."""
     size, rank = distributed.size(), distributed.rank()
     if size == 1:
@@ -175,7 +176,7 @@ def _numbered(error: PartError) -> PartError:
     )
 
 
-def _check_alike(part: Part, identity: Callable[[], dict[str, Any]]) -> None:
+def check_alike(part: Part, identity: Callable[[], dict[str, Any]]) -> None:
     """Raise a BeliefError unless all processes begin with the same belief, settings and part."""
     if not isinstance(part, Shard):
         return
@@ -238,15 +239,15 @@ def _terms(
 
 
 @torch.no_grad()
-def _accumulate_statistics(
-    posterior: BayesianNetwork, prior: Belief, part: Part, settings: Settings, layers: normalisation.Layers
+def accumulate_statistics(
+    posterior: Trainable, before: Mapping[str, int], part: Part, settings: Settings, layers: normalisation.Layers
 ) -> dict[str, int]:
     """One more pass, with sampled weights as in prediction, adds the part's moments to the running statistics."""
     if not layers:
-        return dict(prior.counts)
-    device, dtype = device_of(posterior.network), dtype_of(posterior.network)
+        return dict(before)
+    device, dtype = posterior.device, posterior.dtype
     with normalisation.observing(posterior.network, layers) as seen:
         posterior.training = False
         for batch in part.batches(settings.batch_size):
             outputs_of(posterior, posterior.draw(), batch.to(device, dtype), 0)
-    return normalisation.accumulate(layers, prior.counts, normalisation.of_all(seen))
+    return normalisation.accumulate(layers, before, normalisation.of_all(seen))

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from postprior import distributed
 from postprior.batch import IndexedPart, Part
@@ -17,6 +17,7 @@ from postprior.learning.likelihoods import Likelihood
 from postprior.learning.predict import Score
 from postprior.learning.settings import Settings
 from postprior.networks.belief import Belief, digest
+from postprior.networks.sharded import ShardedBelief
 
 FORMAT = 1
 """Raised whenever older code could misread a newer checkpoint."""
@@ -112,11 +113,16 @@ class Keeper:
 
 
 def identity_of(
-    prior: Belief, likelihood: Likelihood, settings: Settings, seed: int, terms: Mapping[str, object], device: str
+    prior: Belief | ShardedBelief,
+    likelihood: Likelihood,
+    settings: Settings,
+    seed: int,
+    terms: Mapping[str, object],
+    device: str,
 ) -> dict[str, Any]:
     """What an absorption is given besides its part, as JSON; of functions, whether they are there."""
     return {
-        "prior": digest(prior),
+        "prior": prior.digest() if isinstance(prior, ShardedBelief) else digest(prior),
         "seed": seed,
         "device": device,
         "processes": distributed.size(),
@@ -160,11 +166,6 @@ def under(place: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def inside(place: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors whose names begin with the place, by the rest of their names."""
     return {name.removeprefix(f"{place}/"): v for name, v in tensors.items() if name.startswith(f"{place}/")}
-
-
-def tensors_of(module: nn.Module) -> dict[str, Tensor]:
-    """Every parameter and buffer, each once."""
-    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
 @torch.no_grad()

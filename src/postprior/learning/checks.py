@@ -9,8 +9,9 @@ from postprior.batch import Batch
 from postprior.errors import BeliefError, NetworkError, PartError
 from postprior.families import Draw
 from postprior.learning.likelihoods import Likelihood
-from postprior.networks.bayesian import LIKELIHOOD, BayesianNetwork
+from postprior.networks.bayesian import LIKELIHOOD
 from postprior.networks.belief import Belief
+from postprior.networks.drawing import Trainable
 
 
 def check_finite(batch: Batch, first: int) -> None:
@@ -26,7 +27,7 @@ def check_finite(batch: Batch, first: int) -> None:
             )
 
 
-def outputs_of(network: BayesianNetwork, draws: Mapping[str, Draw], batch: Batch, first: int) -> Tensor:
+def outputs_of(network: Trainable, draws: Mapping[str, Draw], batch: Batch, first: int) -> Tensor:
     """What the network makes of the batch; if it refuses, a PartError that says what it was given."""
     try:
         outputs: Any = network.run(draws, *batch.args, **batch.kwargs)

@@ -12,6 +12,7 @@ from postprior.batch import Batch
 from postprior.families import Draw, Family, kl
 from postprior.learning.likelihoods import Likelihood
 from postprior.networks.bayesian import BayesianNetwork, likelihood_values
+from postprior.networks.drawing import Trainable
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ def negative_log_likelihood(likelihood: Likelihood) -> Term:
     return term
 
 
-def divergence(posterior: BayesianNetwork, prior: Mapping[str, Family], temperature: float) -> Term:
+def divergence(posterior: Trainable, prior: Mapping[str, Family], temperature: float) -> Term:
     """temperature x KL(q(w | φ_t) ‖ q(w | φ_t-1)), summed over all weights; held ones never move and add nothing."""
     apart = {name: family for name, family in posterior.ungathered().items() if name not in posterior.held}
 

@@ -11,15 +11,14 @@ from postprior import distributed
 from postprior.batch import Batch, IndexedPart, Part
 from postprior.errors import DivergedError, SettingError
 from postprior.families import Draw
-from postprior.learning.checkpoint import Saved, inside, put_back, tensors_of, under
+from postprior.learning.checkpoint import Saved, inside, put_back, under
 from postprior.learning.checks import outputs_of, targets_of
 from postprior.learning.graph import Item, RecordedStep, recordable
 from postprior.learning.likelihoods import Likelihood
 from postprior.learning.objective import Step, Term, objective
-from postprior.learning.predict import device_of, dtype_of
 from postprior.learning.settings import Precision, Settings
 from postprior.learning.shards import Shard
-from postprior.networks.bayesian import BayesianNetwork
+from postprior.networks.drawing import ShardedNetwork, Trainable
 
 STEPS_BETWEEN_LOOKS = 50
 """On an accelerator, looking at the loss stops the queue: it is looked at this often. On the CPU, at every step."""
@@ -33,7 +32,7 @@ class Stepper:
 
     def __init__(
         self,
-        posterior: BayesianNetwork,
+        posterior: Trainable,
         part: Part,
         likelihood: Likelihood,
         terms: Mapping[str, Term],
@@ -45,7 +44,7 @@ class Stepper:
         self._weight = part.weight if isinstance(part, Shard) else 1.0
         self._posterior, self._likelihood, self._terms = posterior, likelihood, terms
         self._settings, self._num_examples, self.num_steps = settings, num_examples, num_steps
-        self._device, self._dtype = device_of(posterior.network), dtype_of(posterior.network)
+        self._device, self._dtype = posterior.device, posterior.dtype
         self._optimizer = adam(posterior, settings)
         self._rates = [float(group["lr"]) for group in self._optimizer.param_groups]
         self._parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
@@ -90,7 +89,7 @@ class Stepper:
     def state(self) -> Saved:
         """What the next step depends on, where its item and the global generators are given."""
         tensors = {
-            **under("posterior", tensors_of(self._posterior)),
+            **under("posterior", self._posterior.tensors()),
             **under("sums", self.sums),
             "left": self._left,
             "generator": self._posterior.generator.get_state(),
@@ -101,7 +100,7 @@ class Stepper:
 
     def load_state(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
         """Go on from such a state; before the first step, since a recorded one would keep what it was recorded with."""
-        put_back(tensors_of(self._posterior), inside("posterior", tensors))
+        put_back(self._posterior.tensors(), inside("posterior", tensors))
         put_back({**self.sums, "left": self._left}, {**inside("sums", tensors), "left": tensors["left"]})
         self._posterior.generator.set_state(tensors["generator"])
         slots: dict[int, dict[str, Tensor]] = {}
@@ -132,7 +131,7 @@ class Stepper:
             self.sums[name].add_(value)
         if self._settings.clip_norm is not None:
             self._scaler.unscale_(self._optimizer)
-            nn.utils.clip_grad_norm_(self._parameters, self._settings.clip_norm)
+            self._clip(self._settings.clip_norm)
         self._scaler.step(self._optimizer)
         self._scaler.update()
 
@@ -143,10 +142,21 @@ class Stepper:
         that are gathered: these it would miss. They lie in two long vectors already, which need no bucket.
         """
         if distributed.size() > 1:
+            # The slopes of a share are those of all processes together already.
+            whole = [] if isinstance(self._posterior, ShardedNetwork) else self._parameters
             # What this process did not use, another may have.
-            for parameter in self._parameters:
+            for parameter in whole:
                 parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            distributed.average([*(p.grad for p in self._parameters if p.grad is not None), *figures])
+            distributed.average([*(p.grad for p in whole if p.grad is not None), *figures])
+
+    def _clip(self, largest: float) -> None:
+        if not isinstance(self._posterior, ShardedNetwork):
+            nn.utils.clip_grad_norm_(self._parameters, largest)
+            return
+        slopes = [p.grad for p in self._parameters if p.grad is not None]
+        norm = math.sqrt(distributed.total(sum(float(slope.square().sum(dtype=torch.float64)) for slope in slopes)))
+        for slope in slopes:
+            slope.mul_(min(1.0, largest / (norm + 1e-6)))  # as torch's own function does
 
     def _set_rates(self) -> None:
         if self._settings.schedule == "constant":
@@ -190,7 +200,7 @@ class Stepper:
             )
 
 
-def adam(posterior: BayesianNetwork, settings: Settings) -> torch.optim.Adam:
+def adam(posterior: Trainable, settings: Settings) -> torch.optim.Adam:
     """Adam with default moments over everything that learns, widths at a rate of their own."""
     places: list[nn.Parameter] = []
     widths: list[nn.Parameter] = []

@@ -12,15 +12,14 @@ from torch import Tensor
 
 from postprior.batch import DrawingPart, Part
 from postprior.errors import PartError
-from postprior.learning.checkpoint import Keeper, Saved, inside, put_back, tensors_of, under
+from postprior.learning.checkpoint import Keeper, Saved, inside, put_back, under
 from postprior.learning.graph import Item
 from postprior.learning.likelihoods import Likelihood
 from postprior.learning.objective import Term
-from postprior.learning.predict import device_of
 from postprior.learning.settings import Settings
 from postprior.learning.steps import Stepper
 from postprior.maths import seeds
-from postprior.networks.bayesian import BayesianNetwork
+from postprior.networks.drawing import Trainable
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class Trace:
 
 
 def train(
-    posterior: BayesianNetwork,
+    posterior: Trainable,
     part: Part,
     likelihood: Likelihood,
     terms: Mapping[str, Term],
@@ -69,7 +68,7 @@ def train(
     planned = settings.steps or settings.epochs * _count_batches(part, settings.batch_size)
     stepper = Stepper(posterior, part, likelihood, terms, settings, num_examples, planned)
     best = _Best(posterior)
-    passes = _Passes(stepper, part, order, device_of(posterior.network))
+    passes = _Passes(stepper, part, order, posterior.device)
 
     def state() -> Saved:
         saved = {"steps": stepper.state(), "passes": passes.state(), "best": best.state()}
@@ -157,7 +156,7 @@ class _Passes:
 class _Best:
     """The best weights so far, and how many epochs ago they were seen."""
 
-    def __init__(self, posterior: BayesianNetwork) -> None:
+    def __init__(self, posterior: Trainable) -> None:
         self._posterior = posterior
         self._nll, self._weights = math.inf, dict[str, Tensor]()
         self.age = 0
@@ -166,11 +165,11 @@ class _Best:
         self.age += 1
         if nll < self._nll:
             self._nll, self.age = nll, 0
-            self._weights = {name: value.detach().clone() for name, value in tensors_of(self._posterior).items()}
+            self._weights = {name: value.detach().clone() for name, value in self._posterior.tensors().items()}
 
     def restore(self) -> None:
         if self._weights:
-            put_back(tensors_of(self._posterior), self._weights)
+            put_back(self._posterior.tensors(), self._weights)
 
     def state(self) -> Saved:
         return self._weights, {"nll": self._nll if self._weights else None, "age": self.age}

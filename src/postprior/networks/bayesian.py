@@ -54,6 +54,20 @@ class BayesianNetwork(nn.Module):
         self.compiled: Callable[..., Any] | None = None
         """Stands in for the network's own code while it is set; see ``compiled_calls``."""
 
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(parameter for _, parameter in learnable(self.network)).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the floating weights."""
+        return next(parameter.real.dtype for _, parameter in learnable(self.network))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every parameter and buffer, each once."""
+        return {**dict(self.named_parameters()), **dict(self.named_buffers())}
+
     def families(self) -> dict[str, Family]:
         """The belief about each parameter, by the network's own name."""
         return {name: cast(Family, self.beliefs[_key(name)]) for name in self._names}
