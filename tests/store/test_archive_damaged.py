@@ -67,8 +67,10 @@ def indented_otherwise(data: bytes) -> bytes:
 EVERY_JSON = ("store.json", "journal/00000002.json", "journal/last.json", "beliefs/{1}/manifest.json")
 TORN = (half, one_letter_changed, nothing, noise, a_list, bottomless, a_number_too_long, indented_otherwise)
 FORGED: tuple[tuple[str, Damage, str], ...] = (
-    *((name, sealed_with(format=2), "has format 2, this version reads up to 1") for name in EVERY_JSON),
-    *((name, sealed_with(format="1"), "has format '1', this version reads up to 1") for name in EVERY_JSON),
+    *((name, sealed_with(format=3), "has format 3, this version reads up to") for name in EVERY_JSON),
+    *((name, sealed_with(format="1"), "has format '1', this version reads up to") for name in EVERY_JSON),
+    *((name, sealed_with(format=2), "has format 2, this version reads up to 1") for name in EVERY_JSON[:-1]),
+    ("beliefs/{1}/manifest.json", sealed_with(format=2), "is not that of the belief the folder is named after"),
     ("store.json", sealed_with(recipe=None), "holds no recipe"),
     ("journal/last.json", sealed_with(sequence=-1), "'sequence' is -1"),
     ("journal/last.json", sealed_with(sequence="../1"), "'sequence' is '../1'"),

@@ -3,13 +3,15 @@
 import os
 import re
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Self
 
+from postprior import distributed
 from postprior.errors import RacedError, StoreError
 from postprior.networks.belief import Belief
-from postprior.store import beliefs
+from postprior.networks.sharded import ShardedBelief
+from postprior.store import beliefs, shares
 from postprior.store.audit import DRAFTS, STORE, Problem, audit
 from postprior.store.backends import Backend
 from postprior.store.files import Lock
@@ -111,17 +113,21 @@ class Archive:
         """The whole journal, oldest first."""
         return self._journal.entries()
 
-    def put(self, belief: Belief, manifest: Mapping[str, Any], card: str) -> str:
+    def put(self, belief: Belief | ShardedBelief, manifest: Mapping[str, Any], card: str) -> str:
         """Write a belief; it is durable, but not acknowledged before an entry names it.
+
+        Of one that is sharded, all processes put their shares together; manifest and card are the first one's.
 
         Its id is the hash of the belief and the manifest, all but ``time``, ``seconds`` and ``versions``: the same
         belief of the same part has the same id. On a local disk this object keeps sweeps away until the entry.
         """
         claim = self._backend.claim()
         try:
-            for parent in beliefs.parents_of(manifest):
-                self.manifest(parent)
-            id = beliefs.write_belief(self._backend, belief, manifest, card)
+            with distributed.agreed() if isinstance(belief, ShardedBelief) else nullcontext():
+                for parent in beliefs.parents_of(manifest):
+                    self.manifest(parent)
+            write: Any = shares.write_shares if isinstance(belief, ShardedBelief) else beliefs.write_belief
+            id = write(self._backend, belief, manifest, card)
         except BaseException:
             _release(claim)
             raise
@@ -166,7 +172,13 @@ class Archive:
 
     def belief(self, id: str) -> Belief:
         """The belief itself. Its tensors show the file, which never changes, until they are written to."""
-        return beliefs.read_tensors_of(self._backend, self.manifest(id))
+        manifest = self.manifest(id)
+        several = beliefs.INDEX in manifest["files"]
+        return (shares.read_whole if several else beliefs.read_tensors_of)(self._backend, manifest)
+
+    def share(self, id: str) -> ShardedBelief:
+        """This process's share of the belief, in however many files that is; no other numbers are kept."""
+        return shares.read_share(self._backend, self.manifest(id))
 
     def resolve(self, ref: str) -> str:
         """The id that an alias, an id or the beginning of one stands for; ``head~3`` is the third parent of head."""

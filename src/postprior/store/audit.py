@@ -83,17 +83,24 @@ class _Audit:
 
     def belief(self, id: str, first: Mapping[str, int]) -> None:
         """Read one belief and all that belongs to it."""
-        folder = f"{beliefs.FOLDER}/{id}"
+        folder, files = f"{beliefs.FOLDER}/{id}", dict[str, str]()
         with self.of(f"{folder}/{beliefs.MANIFEST}"):
             manifest = beliefs.read_manifest(self._backend, id)
-            with self.of(f"{folder}/{beliefs.TENSORS}"):
-                beliefs.read_tensors_of(self._backend, manifest)
+            files = manifest["files"]
+            for file in sorted(files.keys() - {beliefs.CARD}):
+                with self.of(f"{folder}/{file}"):
+                    if file == beliefs.TENSORS:
+                        beliefs.read_tensors_of(self._backend, manifest)
+                    else:
+                        beliefs.check_file(self._backend, manifest, file)
             with self.of(f"{folder}/{beliefs.CARD}"):
                 beliefs.read_card_of(self._backend, manifest)
             for parent in beliefs.parents_of(manifest) if self._all_entries else ():
                 if first.get(parent, first[id]) >= first[id]:
                     raise StoreError(f"no entry before its own acknowledges its parent {parent}")
-        self.strangers(folder, {beliefs.MANIFEST, beliefs.TENSORS, beliefs.CARD})
+        # Where the manifest cannot be read, any belief's files are taken for its own.
+        known = {*files} or {beliefs.TENSORS, beliefs.INDEX, beliefs.CARD}
+        self.strangers(folder, {beliefs.MANIFEST, *known}, None if files else beliefs.SHARE)
 
     def strangers(self, folder: str, expected: set[str], pattern: re.Pattern[str] | None = None) -> None:
         """What does not belong in a folder, unless its name is hidden."""

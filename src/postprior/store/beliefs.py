@@ -1,6 +1,7 @@
 """A belief's folder in a store: its tensors, a model card, and the manifest, which is written last."""
 
 import platform
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -12,10 +13,24 @@ from postprior.networks.belief import Belief
 from postprior.store.backends import Backend
 from postprior.store.files import digest_of, naming, syncing
 from postprior.store.manifest import from_plain, to_plain
-from postprior.store.sealed import FORMAT, ID, canonical, check_id, damaged, digest, plain, seal, unseal
+from postprior.store.sealed import (
+    FORMAT,
+    ID,
+    IN_SEVERAL_FILES,
+    canonical,
+    check_id,
+    damaged,
+    digest,
+    plain,
+    seal,
+    unseal,
+)
 from postprior.store.tensors import dump_tensors, read_tensors
 
 FOLDER, TENSORS, CARD, MANIFEST = "beliefs", "belief.safetensors", "README.md", "manifest.json"
+INDEX = "belief.safetensors.index.json"
+"""What stands in the place of TENSORS where these are in several files; see ``shares``."""
+SHARE = re.compile(r"belief-([0-9]{5})-of-([0-9]{5})\.safetensors")
 
 PASSING = frozenset({"id", "checksum", "time", "seconds", "versions", "files"})
 """What may differ between two manifests of one belief."""
@@ -39,18 +54,18 @@ def write_belief(backend: Backend, belief: Belief, manifest: Mapping[str, Any], 
             dump_tensors(path, tensors, {"belief": about})
             with syncing(path):
                 checksum = digest_of(path)
-        id = _identity(content, checksum)
+        id = identity(content, {TENSORS: checksum})
         if backend.read(f"{FOLDER}/{id}/{MANIFEST}") is not None:
             read_manifest(backend, id)
             return id
         words = card.encode("utf-8", "backslashreplace")
         ours = backend.put_all(f"{FOLDER}/{id}", {TENSORS: path, CARD: words})
         if not ours[TENSORS]:
-            _mend_tensors(backend, f"{FOLDER}/{id}/{TENSORS}", path, checksum)
+            mend_file(backend, f"{FOLDER}/{id}/{TENSORS}", path, checksum)
     if not ours[CARD]:
         # Whoever came first wrote it of the same belief; perhaps with another date, and died before the manifest.
         words = backend.read(f"{FOLDER}/{id}/{CARD}") or words
-    content |= {"id": id, "time": now(), "versions": _versions(), "files": {TENSORS: checksum, CARD: digest(words)}}
+    content |= {"id": id, "time": now(), "versions": versions(), "files": {TENSORS: checksum, CARD: digest(words)}}
     backend.put(f"{FOLDER}/{id}/{MANIFEST}", seal(content))
     return id
 
@@ -59,14 +74,15 @@ def read_manifest(backend: Backend, id: str) -> dict[str, Any]:
     """The manifest, which is that of this id and of no other."""
     name = f"{FOLDER}/{check_id(id, backend.address)}/{MANIFEST}"
     where = backend.where(name)
-    manifest = unseal(backend.read(name), where)
+    manifest = unseal(backend.read(name), where, IN_SEVERAL_FILES)
     files = manifest.get("files")
-    if not isinstance(files, dict) or set(files) != {TENSORS, CARD}:
-        raise damaged(where, f"expected the checksums of {TENSORS} and {CARD} under 'files'")
+    if not isinstance(files, dict) or set(files) not in ({TENSORS, CARD}, {INDEX, CARD, *_shares(files)}):
+        raise damaged(where, f"expected the checksums of {TENSORS}, or of an index and its files, and {CARD}")
     for file, checksum in files.items():
         check_id(checksum, f"{where}: the checksum of {file}")
     check_origin(manifest, where)
-    if not manifest.get("id") == _identity(manifest, files[TENSORS]) == id:
+    tensors = {file: checksum for file, checksum in files.items() if file != CARD}
+    if not manifest.get("id") == identity(manifest, tensors) == id:
         raise damaged(where, "its content is not that of the belief the folder is named after")
     return manifest
 
@@ -84,6 +100,18 @@ def read_tensors_of(backend: Backend, manifest: Mapping[str, Any]) -> Belief:
     if not isinstance(about.get("belief"), dict):
         raise StoreError(f"{where} holds no belief: expected a file that a store wrote")
     return from_plain(tensors, about["belief"])
+
+
+def check_file(backend: Backend, manifest: Mapping[str, Any], file: str) -> None:
+    """Raise a StoreError unless one of the belief's files has the checksum of the manifest; it is not kept."""
+    name = f"{FOLDER}/{manifest['id']}/{file}"
+    with backend.fetched(name) as path:
+        if not path.is_file():
+            raise StoreError(f"{backend.where(name)} is missing: restore it from a copy")
+        with naming(backend.where(name), "read"):
+            found = digest_of(path)
+    if found != manifest["files"][file]:
+        raise damaged(backend.where(name), "it does not have the checksum that the manifest gives")
 
 
 def read_card_of(backend: Backend, manifest: Mapping[str, Any]) -> str:
@@ -133,13 +161,19 @@ def remove_belief(backend: Backend, id: str) -> None:
     backend.remove(folder)
 
 
-def _identity(manifest: Mapping[str, Any], checksum: str) -> str:
-    """The id: the hash of all that lasts."""
+def share_name(number: int, count: int) -> str:
+    """What the file of one of several processes is called, numbered from 0."""
+    return f"belief-{number + 1:05d}-of-{count:05d}.safetensors"
+
+
+def identity(manifest: Mapping[str, Any], checksums: Mapping[str, str]) -> str:
+    """The id: the hash of all that lasts, and of the files that hold tensors."""
     lasting = {key: value for key, value in manifest.items() if key not in PASSING}
-    return digest(canonical({**lasting, TENSORS: checksum}))
+    return digest(canonical({**lasting, **checksums}))
 
 
-def _mend_tensors(backend: Backend, name: str, path: Path, checksum: str) -> None:
+def mend_file(backend: Backend, name: str, path: Path, checksum: str) -> None:
+    """See to it that the file which stands there is this one, where no manifest speaks of it yet."""
     with backend.fetched(name) as standing:
         if digest_of(standing) == checksum:
             return
@@ -148,6 +182,13 @@ def _mend_tensors(backend: Backend, name: str, path: Path, checksum: str) -> Non
     backend.put(name, path)
 
 
-def _versions() -> dict[str, str]:
+def _shares(files: Mapping[str, Any]) -> set[str]:
+    """The names of all files, where some of them are among these."""
+    counts = {int(match[2]) for match in map(SHARE.fullmatch, files) if match}
+    return {share_name(number, min(counts)) for number in range(min(counts))} if counts else {SHARE.pattern}
+
+
+def versions() -> dict[str, str]:
+    """What wrote it."""
     packages = {name: version(name) for name in ("postprior", "torch", "safetensors")}
     return {"python": platform.python_version(), **packages}

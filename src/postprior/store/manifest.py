@@ -11,13 +11,16 @@ from postprior.families import FAMILIES, Family, name_of
 from postprior.networks.belief import Belief
 from postprior.store.sealed import FORMAT
 
+WEIGHTS, BUFFERS = "weights/", "buffers/"
+"""What the names of tensors begin with."""
+
 
 def to_plain(belief: Belief) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors by name, and everything else as JSON."""
     tensors = {
-        f"weights/{name}/{k}": v for name, family in belief.weights.items() for k, v in family.state_dict().items()
+        f"{WEIGHTS}{name}/{k}": v for name, family in belief.weights.items() for k, v in family.state_dict().items()
     }
-    tensors |= {f"buffers/{name}": value for name, value in belief.buffers.items()}
+    tensors |= {f"{BUFFERS}{name}": value for name, value in belief.buffers.items()}
     about = {
         "format": FORMAT,
         "families": {name: name_of(family) for name, family in belief.weights.items()},
@@ -39,9 +42,7 @@ def from_plain(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> Belie
         return _taken_over(
             weights={name: _family(name, kind, tensors) for name, kind in about["families"].items()},
             held=frozenset(about["held"]),
-            buffers={
-                key.removeprefix("buffers/"): value for key, value in tensors.items() if key.startswith("buffers/")
-            },
+            buffers={key.removeprefix(BUFFERS): value for key, value in tensors.items() if key.startswith(BUFFERS)},
             counts={name: int(count) for name, count in about["counts"].items()},
             num_parts=int(about["num_parts"]),
             num_examples=int(about["num_examples"]),
@@ -61,7 +62,7 @@ def _taken_over(**fields: Any) -> Belief:
 def _family(name: str, kind: str, tensors: Mapping[str, Tensor]) -> Family:
     if kind not in FAMILIES:
         raise StoreError(f"{name} has family {kind!r}, which is not known here: expected one of {', '.join(FAMILIES)}")
-    prefix = f"weights/{name}/"
+    prefix = f"{WEIGHTS}{name}/"
     # As parameters, the family takes them over too.
     own = {
         key.removeprefix(prefix): nn.Parameter(value, requires_grad=False)

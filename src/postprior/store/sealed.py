@@ -10,7 +10,10 @@ from typing import Any, cast
 from postprior.errors import StoreError
 
 FORMAT = 1
-"""Of everything in a store; raised whenever older code could misread a newer file."""
+"""Of everything in a store but what ``IN_SEVERAL_FILES`` is of; older code refuses what has a newer one."""
+
+IN_SEVERAL_FILES = 2
+"""Of the manifest of a belief in several files, which code of format 1 cannot read."""
 
 ID = re.compile(r"[0-9a-f]{64}")
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
@@ -32,7 +35,7 @@ def seal(content: Mapping[str, Any]) -> bytes:
     return canonical({**content, "checksum": digest(canonical(content))})
 
 
-def unseal(data: bytes | None, where: str) -> dict[str, Any]:
+def unseal(data: bytes | None, where: str, newest: int = FORMAT) -> dict[str, Any]:
     """What ``seal`` wrote; a StoreError that names the file if it is missing, newer, or differs in one bit."""
     if data is None:
         raise StoreError(f"{where} is missing: restore it from a copy")
@@ -44,9 +47,9 @@ def unseal(data: bytes | None, where: str) -> dict[str, Any]:
         raise damaged(where, f"expected a JSON object, found {type(content).__name__}")
     content = cast("dict[str, Any]", content)
     version = content.get("format", FORMAT)
-    if not isinstance(version, int) or version > FORMAT:
+    if not isinstance(version, int) or version > newest:
         raise StoreError(
-            f"{where} has format {version!r:.20}, this version reads up to {FORMAT}: it was written by a newer "
+            f"{where} has format {version!r:.20}, this version reads up to {newest}: it was written by a newer "
             f"postprior, which can read it, or is damaged"
         )
     try:
