@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from pipeline.small_store import small_store
 
 # The second process dies on its first attempt, in the middle of its second pass.
@@ -30,14 +32,16 @@ class Mortal(torch.utils.data.Dataset):
 """
 
 
-def test_a_killed_process_is_started_anew_and_one_outcome_is_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", [[], ["--shard"]])
+def test_a_killed_process_is_started_anew_and_one_outcome_is_told(how: list[str], tmp_path: Path) -> None:
     store = small_store(tmp_path, normalise="none")
     (tmp_path / "mortal.py").write_text(MORTAL)
     # Standalone, so that the launcher chooses a port of its own.
     launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
-    verb = ["postprior", "absorb", store.address, "mortal:Mortal", "--every", "0", "--timeout", "30", "--json"]
+    verb = ["postprior", "absorb", store.address, "mortal:Mortal", "--every", "0", "--timeout", "30", "--json", *how]
     command = [sys.executable, "-m", *launcher, "-m", *verb]
-    variables = {**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    variables = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     ran = subprocess.run(command, check=False, capture_output=True, text=True, env=variables, cwd=tmp_path, timeout=120)
     assert ran.returncode == 0, ran.stderr
     assert (tmp_path / "died").exists()
@@ -46,3 +50,4 @@ def test_a_killed_process_is_started_anew_and_one_outcome_is_told(tmp_path: Path
     assert told["aliases"]["head"] == told["belief"] == store.aliases["head"]
     assert [entry.event for entry in store.log()] == ["absorb", "init"]
     assert not store.verify()
+    assert len(list(Path(store.address).glob("beliefs/*/belief-*-of-00002.safetensors"))) == (2 if how else 0)

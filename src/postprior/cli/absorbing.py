@@ -62,6 +62,9 @@ def absorb(
     ] = True,
     onto: Annotated[str | None, typer.Option(metavar="REF", help="The belief that learns it, else head.")] = None,
     branch: Annotated[str | None, typer.Option(metavar="ALIAS", help="Move this alias, and not head.")] = None,
+    shard: Annotated[
+        bool, typer.Option("--shard", help="Under torchrun: cut the belief among the processes; none holds all of it.")
+    ] = False,
     allow_repeat: Annotated[
         bool, typer.Option("--allow-repeat", help="Though it was absorbed before; that is recorded.")
     ] = False,
@@ -109,6 +112,8 @@ def absorb(
     postprior absorb digits part-*.npz --parallel local --rounds 1
     [dim]# one large part, learned by four processes together[/dim]
     torchrun --nproc-per-node=4 --max-restarts=3 -m postprior absorb digits large.npz
+    [dim]# a network whose belief does not fit one device[/dim]
+    torchrun --nproc-per-node=4 -m postprior absorb digits large.npz --shard
     """
     changes = options.settings(
         set_, epochs=epochs, temperature=temperature, learning_rate=learning_rate, batch_size=batch_size
@@ -116,6 +121,7 @@ def absorb(
     judged: dict[str, Any] = {"evaluate": evaluate, "gate": gate, "promote": promote, "onto": onto, "branch": branch}
     if parallel is not None:
         alone = {"--part": part, "--allow-repeat": allow_repeat, "--tensorboard": tensorboard, "--mlflow": mlflow}
+        alone["--shard"] = shard
         for option in (name for name, value in alone.items() if value):
             raise SettingError(f"{option} is of one part: leave it out, or absorb the parts one after another")
         crowd: dict[str, Any] = {"parallel": parallel, "workers": workers, "rounds": rounds}
@@ -133,6 +139,7 @@ def absorb(
                 data[0],
                 part=part,
                 allow_repeat=allow_repeat,
+                shard=shard,
                 **judged,
                 wait=wait,
                 trackers=told,

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from postprior.batch import Batch
-from postprior.errors import BeliefError, NetworkError, PartError
+from postprior.errors import BeliefError, NetworkError, PartError, PostpriorError
 from postprior.families import Draw
 from postprior.learning.likelihoods import Likelihood
 from postprior.networks.bayesian import LIKELIHOOD
@@ -31,6 +31,8 @@ def outputs_of(network: Trainable, draws: Mapping[str, Draw], batch: Batch, firs
     """What the network makes of the batch; if it refuses, a PartError that says what it was given."""
     try:
         outputs: Any = network.run(draws, *batch.args, **batch.kwargs)
+    except PostpriorError:
+        raise  # of what a share of a belief needs of other processes
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         shapes = ", ".join(f"{name} of shape {tuple(v.shape)}" for name, v in batch.inputs() if isinstance(v, Tensor))
         raise PartError(

@@ -30,7 +30,7 @@ from postprior.maths import seeds
 from postprior.networks import normalisation
 from postprior.networks.bayesian import LIKELIHOOD, likelihood_values
 from postprior.networks.drawing import ShardedNetwork
-from postprior.networks.sharded import ShardedBelief, check_fits_share, check_learnable, starting_share
+from postprior.networks.sharded import ShardedBelief, check_fits_share, check_learnable, hollow, starting_share
 
 UNSHARDED: Mapping[str, Any] = {
     "local_reparameterization": False,
@@ -42,7 +42,7 @@ UNSHARDED: Mapping[str, Any] = {
 
 
 def absorb_sharded(
-    network: nn.Module,
+    network: nn.Module | Callable[[], nn.Module],
     *,
     prior: ShardedBelief,
     part: Part,
@@ -55,20 +55,25 @@ def absorb_sharded(
     """This process's share of the belief after one more part, and a report. All processes call it together.
 
     Learning happens where the prior's share lies; the network's parameters may lie elsewhere, or on the device "meta".
+    A function that makes the network lets its weights go once the start is taken from them.
     ``stop`` is asked after every step; at True of any process all raise a StoppedError. There are no checkpoints.
     """
     settings, began = settings or Settings(), time.perf_counter()
     device, key, own = prior.mu.device, (seed, prior.num_parts), distributed.key()
     with distributed.agreed():
-        _check(network, prior, likelihood, settings)
+        made = network if isinstance(network, nn.Module) else network()
+        _check(made, prior, likelihood, settings)
+        fresh = prior.num_parts == 0 or settings.start == "fresh"
+        start_seed = seeds.number(*key, "start")
+        start = starting_share(made, prior, settings.start_sd, start_seed) if fresh else (prior.mu, prior.log_sd)
+        frame = hollow(made)
+        del made
         part = own_share(part)
     check_alike(part, partial(identity_of, prior, likelihood, settings, seed, {}, device.type))
     with seeds.quarantined(device, *key, "torch", *own):
-        before = _score(network, prior, part, likelihood, settings, seeds.number(*key, "before"))
-        fresh = prior.num_parts == 0 or settings.start == "fresh"
-        own_seed = seeds.number(*key, "start")
-        start = starting_share(network, prior, settings.start_sd, own_seed) if fresh else _copied(prior)
-        posterior = ShardedNetwork(network, prior, *start, seeds.stream(device, *key, "weights", *own))
+        before = _score(frame, prior, part, likelihood, settings, seeds.number(*key, "before"))
+        mu, log_sd = start if fresh else (prior.mu.clone(), prior.log_sd.clone())
+        posterior = ShardedNetwork(frame, prior, mu, log_sd, seeds.stream(device, *key, "weights", *own))
         distributed.broadcast(posterior.network.buffers())
         terms = {
             "data": objective.negative_log_likelihood(likelihood),
@@ -132,10 +137,6 @@ def _check(network: nn.Module, prior: ShardedBelief, likelihood: Likelihood, set
                 f"{type(likelihood).__name__}'s {name} is to be learned, but the belief says nothing of it: "
                 "make the first belief with unknowns=likelihood.unknowns(), or give the likelihood a known value"
             )
-
-
-def _copied(prior: ShardedBelief) -> tuple[Tensor, Tensor]:
-    return prior.mu.clone(), prior.log_sd.clone()
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Self
 from uuid import UUID, uuid4, uuid5
 
@@ -26,13 +26,15 @@ from postprior.learning.checkpoint import Checkpointing, Saved
 from postprior.learning.likelihoods import Likelihood
 from postprior.learning.training import Progress
 from postprior.networks.belief import Belief
+from postprior.networks.sharded import ShardedBelief
 from postprior.pipeline import drafts
 from postprior.pipeline.drafts import Intent
 from postprior.pipeline.gate import Verdict, judge, parse
 from postprior.pipeline.incoming import Incoming, Overlap, address_of, encoding_for, raw_data, receive
 from postprior.pipeline.lineage import Manifest, ancestry, counted_parts, family_tree
-from postprior.pipeline.measures import measure, some
+from postprior.pipeline.measures import BEFORE_SAMPLES, measure, some
 from postprior.pipeline.recipe import Recipe, beginning, described, plain_settings
+from postprior.pipeline.sharing import learned_share, measures_of
 from postprior.pipeline.surprise import MOST, Surprise, surprises
 from postprior.serving.card import model_card
 from postprior.store.archive import Archive
@@ -41,7 +43,6 @@ from postprior.store.sealed import check_name
 
 HEAD, CHAMPION, CANDIDATE = "head", "champion", "candidate"
 
-BEFORE_SAMPLES = 10
 HELDOUT_SAMPLES = 30
 
 OWN = (HEAD, CHAMPION, CANDIDATE)
@@ -78,9 +79,16 @@ class Asked:
     repeat: bool
     target: Target
     settings: Mapping[str, Any]
+    shard: bool = False
+    """Whether the belief is cut among the processes."""
 
     def __post_init__(self) -> None:
         check_gate(self.gate, self.evaluate)
+        if self.shard and self.evaluate is not None:
+            raise SettingError(
+                "held-out data are judged by whole beliefs, and this one is to be sharded: leave --evaluate and --gate "
+                "out with --shard, and use `postprior evaluate` where the belief fits"
+            )
 
     def intent(self, incoming: Incoming) -> Intent:
         """What is kept of it while it is carried out."""
@@ -97,6 +105,7 @@ class Asked:
             gate=self.gate,
             repeat=self.repeat,
             settings=self.settings,
+            shard=self.shard,
         )
 
 
@@ -113,11 +122,23 @@ class Tools:
 
     archive: Archive
     recipe: Recipe
-    network: nn.Module
-    """As it was before any part."""
+    make: Callable[[str], nn.Module]
+    """Makes the network on a device, as it was before any part."""
+    device: str
     progress: Callable[[Progress], None] | None = None
     checkpointing: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """``every_seconds`` and ``stop`` of a ``Checkpointing``."""
+
+    @cached_property
+    def network(self) -> nn.Module:
+        """The network, made when it is first needed: a share of a belief does without."""
+        return self.make(self.device)
+
+    def learn_share(self, part: Part, intent: Intent) -> tuple[ShardedBelief, Update]:
+        """Learn the part in a share of the belief, together with the other processes."""
+        told: dict[str, Any] = {"progress": self.progress, "stop": self.checkpointing.get("stop")}
+        read, make = partial(self.archive.share, intent.onto), partial(self.make, "cpu")
+        return learned_share(read, make, part, self.recipe, intent.settings, device=self.device, **told)
 
 
 @dataclass(frozen=True)
@@ -126,7 +147,8 @@ class Ready:
 
     incoming: Incoming
     encoding: Encoding
-    prior: Belief
+    lesson: "Lesson | None"
+    """None where the belief is cut among processes."""
     held: Part | None
     """Held-out data."""
 
@@ -243,7 +265,8 @@ def _ready(tools: Tools, intent: Intent, incoming: Incoming, evaluate: Any) -> R
     recipe, archive = tools.recipe, tools.archive
     encoding = encoding_for(incoming.raw, recipe, archive.manifest(intent.onto)["encoding"])
     held = encoding.part(raw_data(evaluate, recipe, labelled=True)) if intent.judged else None
-    return Ready(incoming, encoding, archive.belief(intent.onto), held)
+    lesson = None if intent.shard else Lesson.of(tools, archive.belief(intent.onto))
+    return Ready(incoming, encoding, lesson, held)
 
 
 def carry_out(tools: Tools, begun: Begun | Outcome) -> Outcome:
@@ -265,14 +288,21 @@ def carry_out(tools: Tools, begun: Begun | Outcome) -> Outcome:
 
 def _learn(tools: Tools, begun: Begun) -> Outcome:
     archive, recipe, intent, ready = tools.archive, tools.recipe, begun.intent, begun.ready
+    lesson, before = ready.lesson, dict[str, float]()
     with distributed.agreed():
         part = ready.encoding.part(ready.incoming.raw)
-        lesson = Lesson.of(tools, ready.prior)
-        asking: dict[str, Any] = {"num_samples": BEFORE_SAMPLES, "seed": recipe.seed}
-        before = measure(lesson.network, lesson.prior, some(part, recipe.seed), lesson.likelihood, **asking)
-    posterior, update = lesson.learn(tools, part, intent.settings, begun.checkpoint)
+        if lesson:
+            asking: dict[str, Any] = {"num_samples": BEFORE_SAMPLES, "seed": recipe.seed}
+            before = measure(lesson.network, lesson.prior, some(part, recipe.seed), lesson.likelihood, **asking)
+    posterior, update = (
+        lesson.learn(tools, part, intent.settings, begun.checkpoint) if lesson else tools.learn_share(part, intent)
+    )
     with distributed.agreed():
-        after, verdict = judged(tools, intent.gate, lesson.network, posterior, ready.held)
+        after, verdict = None, None
+        if lesson and isinstance(posterior, Belief):
+            after, verdict = judged(tools, intent.gate, lesson.network, posterior, ready.held)
+        else:
+            before = measures_of(update)
         past = [manifest["metrics"]["before"] for manifest in _absorptions(archive, intent.onto)]
         findings = Findings(
             before=before,
@@ -283,7 +313,11 @@ def _learn(tools: Tools, begun: Begun) -> Outcome:
             update=update,
         )
         manifest = _manifest(recipe, intent, ready, findings)
-        id = archive.put(posterior.to("cpu"), manifest, model_card(manifest))
+        card = model_card(manifest)
+        id = archive.put(posterior.to("cpu"), manifest, card) if isinstance(posterior, Belief) else ""
+    if isinstance(posterior, ShardedBelief):  # which all put together
+        id = archive.put(posterior.to("cpu"), manifest, card)
+    with distributed.agreed():
         target = Target(intent.onto, intent.alias, intent.promote)
         about = {"part": intent.part, "intent": intent.token}
         promoted = acknowledge(archive, "absorb", id, target, verdict, about)

@@ -38,6 +38,8 @@ class Intent:
     gate: str | None
     repeat: bool
     settings: Mapping[str, Any]
+    shard: bool = False
+    """Whether the belief is cut among processes."""
 
 
 def write_intent(archive: Archive, intent: Intent) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 from postprior import distributed
 from postprior.data.encoding import Encoding
+from postprior.networks.sharded import ShardedBelief
 from postprior.pipeline import drafts
 from postprior.pipeline.absorbing import Lesson, Outcome, Tools, outcome_of
 from postprior.pipeline.drafts import Intent
@@ -24,11 +25,17 @@ def follow(tools: Tools, data: Any) -> Outcome:
         encoding = Encoding.from_json(begun["encoding"])
         raw = raw_data(data if intent.data is None else intent.data, tools.recipe, labelled=True)
         part = encoding.part(raw)
-        lesson = Lesson.of(tools, archive.belief(intent.onto))
+        lesson = None if intent.shard else Lesson.of(tools, archive.belief(intent.onto))
         checkpoint = drafts.read_checkpoint(archive) if begun["resumed"] else None
-    _, update = lesson.learn(tools, part, intent.settings, checkpoint)
+    posterior, update = (
+        lesson.learn(tools, part, intent.settings, checkpoint) if lesson else tools.learn_share(part, intent)
+    )
     with distributed.agreed():
-        pass  # the first process judges and records
+        pass  # the first process judges
+    if isinstance(posterior, ShardedBelief):
+        archive.put(posterior.to("cpu"), {}, "")
+    with distributed.agreed():
+        pass  # the first process records
     return replace(_recorded(tools, distributed.told()["recorded"]), update=update)
 
 

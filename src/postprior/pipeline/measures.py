@@ -16,6 +16,9 @@ from postprior.networks.belief import Belief
 
 Measures = Mapping[str, float]
 
+BEFORE_SAMPLES = 10
+"""Weight samples of the old belief that a new part is scored under."""
+
 MOST_EXAMPLES = 2_000
 """A new part's score under the old belief is taken from so many examples at most: it is an estimate anyway."""
 

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -110,6 +111,7 @@ class Store:
         progress: Callable[[Progress], None] | None = None,
         stop: Callable[[], bool] | None = None,
         every_seconds: float = 60.0,
+        shard: bool = False,
         **settings: Any,
     ) -> Outcome:
         """Score a new part under the old belief, learn it, evaluate, record, and promote if the gate passes.
@@ -121,6 +123,7 @@ class Store:
         every step; at True the absorption is put away for ``resume``, as it is every ``every_seconds``. Further
         keywords are settings for this part alone. ``trackers`` are told of what was recorded; what they raise is a
         warning. Inside ``distributed.joined`` all processes call this together; the first one writes and is waited for.
+        With ``shard`` each of them holds a share of the belief, none the whole, and the belief is as many files.
         """
 
         def begin(tools: Tools) -> Begun | Outcome:
@@ -132,6 +135,7 @@ class Store:
                 repeat=allow_repeat,
                 target=self._target(branch, onto, promote),
                 settings=settings,
+                shard=shard,
             )
             return absorbing.begin(tools, asked)
 
@@ -358,7 +362,8 @@ class Store:
         every_seconds: float = 60.0,
     ) -> Tools:
         checkpointing = {"every_seconds": every_seconds, **({"stop": stop} if stop else {})}
-        return Tools(self.archive, self.recipe, self._network(), progress, checkpointing)
+        make = partial(build, self.recipe, self._given)
+        return Tools(self.archive, self.recipe, make, self._device, progress, checkpointing)
 
     def _asked(self, at: str) -> tuple[nn.Module, Belief, Likelihood]:
         """What is needed to ask a belief."""

@@ -131,8 +131,11 @@ class Archive:
         except BaseException:
             _release(claim)
             raise
-        _release(self._claims.get(id))
-        self._claims[id] = claim
+        _release(self._claims.pop(id, None))
+        if distributed.is_first() or not isinstance(belief, ShardedBelief):
+            self._claims[id] = claim
+        else:  # the first process acknowledges it
+            _release(claim)
         return id
 
     def append(
