@@ -6,6 +6,8 @@ from typing import IO
 
 import numpy as np
 
+from postprior import distributed
+from postprior.data import mapped
 from postprior.data.tables import Array, Table, Wanted
 from postprior.errors import DataError, PartError
 
@@ -21,17 +23,17 @@ def read_npz(wanted: Wanted, file: IO[bytes]) -> Table:
         chosen = [*inputs, *([] if target is None else [target])]
         members = {name: stored[names.index(name)] for name in chosen}
         wanted.check_size(sum(member.file_size for member in members.values()), "its arrays")
-        arrays = {name: _array(wanted, archive, name, member) for name, member in members.items()}
+        arrays = {name: _array(wanted, archive, file, name, member) for name, member in members.items()}
     targets = None if target is None else arrays.pop(target)
     return Table(arrays, _text(wanted, targets), kind="npz", where=wanted.where)
 
 
-def _array(wanted: Wanted, archive: zipfile.ZipFile, name: str, member: zipfile.ZipInfo) -> Array:
+def _array(wanted: Wanted, archive: zipfile.ZipFile, file: IO[bytes], name: str, member: zipfile.ZipInfo) -> Array:
     with archive.open(member) as stream:
         header = READ_HEADER.get(np.lib.format.read_magic(stream))
         if header is None:
             raise DataError(f"{wanted.where}: array {name!r} has a header of an unknown version; write it anew")
-        shape, _, dtype = header(stream)
+        shape, fortran, dtype = header(stream)
         if dtype.hasobject:
             raise PartError(
                 f"{wanted.where}: array {name!r} holds Python objects, which could only be unpickled, and that can run "
@@ -43,6 +45,10 @@ def _array(wanted: Wanted, archive: zipfile.ZipFile, name: str, member: zipfile.
                 f"{wanted.where}: array {name!r} should be {dtype} of shape {shape} by its header, which is not what "
                 f"{member.file_size:,} bytes hold; write it anew"
             )
+        if wanted.mapped and math.prod(shape):
+            # The first process reads all of it anyway, for the fingerprint; the others need not.
+            about = (shape, fortran, dtype)
+            return mapped.member(archive, file, member, about, stream.tell(), check=distributed.is_first())
         stream.seek(0)
         return np.lib.format.read_array(stream, allow_pickle=False)
 

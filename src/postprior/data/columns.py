@@ -34,18 +34,22 @@ def arrow() -> Any:
         raise missing_extra("pyarrow", "reading Parquet, CSV and saved datasets") from error
 
 
-def as_table(wanted: Wanted, table: Any, inputs: Sequence[str], target: str | None, kind: str) -> Table:
-    """The chosen columns of an Arrow table. What Hugging Face's datasets note of a column's meaning is heeded."""
+def as_table(wanted: Wanted, table: Any, inputs: Sequence[str], target: str | None, kind: str, first: int = 0) -> Table:
+    """The chosen columns of an Arrow table. What Hugging Face's datasets note of a column's meaning is heeded.
+
+    ``first`` numbers its first row, where it is not all that there is.
+    """
     if table.num_rows == 0:
         raise no_examples(wanted.where)
     features = _features(wanted, table.schema)
-    taken = [_Column(wanted, name, _plain(wanted, table.column(name)), features.get(name, {})) for name in inputs]
-    targets, classes = None, None
-    if target is not None:
-        column = _Column(wanted, target, _plain(wanted, table.column(target)), features.get(target, {}))
-        targets, classes = column.targets()
-    scalar = all(column.is_scalar() for column in taken)
-    arrays = _stacked(wanted, taken) if scalar else {column.name: column.array() for column in taken}
+
+    def column(name: str) -> _Column:
+        return _Column(wanted, name, _plain(wanted, table.column(name)), features.get(name, {}), first)
+
+    taken = [column(name) for name in inputs]
+    targets, classes = (None, None) if target is None else column(target).targets()
+    scalar = all(each.is_scalar() for each in taken)
+    arrays = _stacked(wanted, taken) if scalar else {each.name: each.array() for each in taken}
     names = tuple(inputs) if scalar else ()
     return Table(arrays, targets, columns=names, classes=classes, kind=kind, where=wanted.where)
 
@@ -58,6 +62,7 @@ class _Column:
     name: str
     values: Any
     feature: Mapping[str, Any]
+    first: int = 0
 
     def is_scalar(self) -> bool:
         """Whether there is one value a row."""
@@ -136,7 +141,7 @@ class _Column:
 
     def _at(self, index: int, values: Any = None) -> str:
         per_row = 1 if values is None else max(1, len(values) // self._rows())
-        return f"{self.wanted.where}: column {self.name!r}, row {index // per_row} (from 0)"
+        return f"{self.wanted.where}: column {self.name!r}, row {self.first + index // per_row} (from 0)"
 
     def _refuse_nothing(self, values: Any) -> None:
         if values.null_count:

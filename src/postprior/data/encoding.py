@@ -11,6 +11,7 @@ from torch import Tensor
 
 from postprior.batch import Batch, Part
 from postprior.data.forms import Form, check_forms, forms_of, named_tensors
+from postprior.data.mapped import columns_of
 from postprior.data.moments import first_not_finite, mean_and_sd
 from postprior.data.parts import IndexedPart
 from postprior.data.tables import ALONE, Array, Table, quoted
@@ -127,11 +128,16 @@ class Encoding:
             raise StoreError(f"the encoding is damaged or of another version ({said}); restore its file") from error
 
     def _indexed(self, table: Table, targets: Tensor | None) -> IndexedPart:
-        raw = {name: _tensor(array) for name, array in self._arrays(table).items()}
+        arrays = self._arrays(table)
+        raw = {name: _tensor(array) for name, array in arrays.items() if not isinstance(array, np.memmap)}
         converters = {name: form.converter() for name, form in self.forms.items()}
 
+        def chosen(name: str, indices: Tensor) -> Tensor:
+            # What lies in a file is read row by row, not whole.
+            return raw[name][indices] if name in raw else _tensor(np.asarray(arrays[name][indices.numpy()]))
+
         def fetch(indices: Tensor) -> Batch:
-            values = {name: converters[name](tensor[indices]) for name, tensor in raw.items()}
+            values = {name: converters[name](chosen(name, indices)) for name in arrays}
             args, kwargs = (tuple(values.values()), {}) if len(values) == 1 else ((), values)
             return Batch(args, kwargs, None if targets is None else targets[indices])
 
@@ -146,7 +152,7 @@ class Encoding:
                     f"{table.where}: expected the columns {quoted(self.columns)} of the first part, "
                     f"found {quoted(table.columns)}; add {quoted(missing)}"
                 )
-            found = {ALONE: found[ALONE][:, [table.columns.index(name) for name in self.columns]]}
+            found = {ALONE: columns_of(found[ALONE], [table.columns.index(name) for name in self.columns])}
             table = Table(found, None, self.columns, where=table.where)
         check_forms(table.where, self.forms, forms_of(table))
         return {name: found[name] for name in self.forms}

@@ -121,10 +121,7 @@ def overlap(hashes: NDArray[np.uint64], old: Fingerprint) -> float:
 
 
 def _of_table(table: Table) -> Iterator[bytes]:
-    inputs = table.named_inputs()
-    if table.columns:
-        inputs = {ALONE: inputs[ALONE][:, np.argsort(table.columns)]}
-    return _digests(inputs, table.targets)
+    return _digests(table.named_inputs(), table.targets, np.argsort(table.columns) if table.columns else None)
 
 
 def _of_part(part: Part) -> Iterator[bytes]:
@@ -156,19 +153,28 @@ def _array(name: str, value: Any) -> Array:
     return value.numpy()
 
 
-def _digests(inputs: Mapping[str, Array], targets: Array | None) -> Iterator[bytes]:
-    """The hash of each example; its key says what the bytes are."""
-    arrays = {f"input {name}": _canonical(inputs[name], is_target=False) for name in sorted(inputs)}
+def _digests(inputs: Mapping[str, Array], targets: Array | None, order: Array | None = None) -> Iterator[bytes]:
+    """The hash of each example, its columns taken in this order; its key says what the bytes are."""
+    arrays = {f"input {name}": inputs[name] for name in sorted(inputs)}
     if targets is not None:
-        arrays["target"] = _canonical(_names_hashed(targets) if targets.dtype.kind == "U" else targets, is_target=True)
-    kinds = [(name, array.dtype.str, array.shape[1:]) for name, array in arrays.items()]
+        arrays["target"] = _names_hashed(targets) if targets.dtype.kind == "U" else targets
+
+    def canonical(start: int, stop: int) -> list[Array]:
+        blocks = {name: array[start:stop] for name, array in arrays.items()}
+        if order is not None:
+            blocks[f"input {ALONE}"] = blocks[f"input {ALONE}"][:, order]
+        return [_canonical(block, is_target=name == "target") for name, block in blocks.items()]
+
+    # Block by block, as the whole may not fit into memory.
+    none = dict(zip(arrays, canonical(0, 0), strict=True))
+    kinds = [(name, array.dtype.str, array.shape[1:]) for name, array in none.items()]
     key = hashlib.blake2b(json.dumps(["postprior example 1", kinds]).encode()).digest()
-    width = sum(math.prod(array.shape[1:]) * array.itemsize for array in arrays.values())
+    width = sum(math.prod(array.shape[1:]) * array.itemsize for array in none.values())
     if not width:
         raise PartError("the examples of the part have no numbers in them, expected some; mend what gives the part")
     count, step = len(next(iter(arrays.values()))), max(1, BLOCK // width)
     for start in range(0, count, step):
-        blocks = [array[start : start + step] for array in arrays.values()]
+        blocks = canonical(start, start + step)
         rows = [np.ascontiguousarray(block).view(np.uint8).reshape(len(block), -1) for block in blocks]
         content = memoryview(np.concatenate(rows, axis=1).tobytes())
         for at in range(0, len(content), width):

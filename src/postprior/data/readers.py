@@ -6,10 +6,12 @@ import io
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, cast
 
+from postprior import distributed
 from postprior.batch import Part
 from postprior.data.arrays import read_npz
 from postprior.data.parts import TARGET_NAMES, as_inputs, as_part
@@ -26,6 +28,9 @@ READERS: dict[str, Callable[[Wanted, IO[bytes]], Table]] = {
 """By the ending of the address."""
 
 KNOWN = f"{', '.join(READERS)}, a folder of pictures by class, a saved Hugging Face dataset, or module:function"
+
+BLOCK = 1 << 22
+"""Bytes of a remote file that are asked for at a time."""
 
 FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
@@ -58,7 +63,7 @@ def read(
     """
     where = os.fspath(address)
     names = None if inputs is None else tuple(inputs)
-    wanted = Wanted(where.partition("?")[0], target, names, labelled, allowed_bytes(max_bytes))
+    wanted = Wanted(where.partition("?")[0], target, names, labelled, allowed_bytes(max_bytes), distributed.size() > 1)
     remote, path = "://" in where, Path(where)
     if FUNCTION.fullmatch(where) and not path.exists():
         return _called(wanted)
@@ -92,13 +97,17 @@ def _remote(wanted: Wanted, address: str) -> Generator[IO[bytes]]:
 
     try:
         with cast(Any, fsspec.open(address, "rb")) as file:
-            content = file.read(wanted.max_bytes + 1)
+            content = tempfile.TemporaryFile() if wanted.mapped else io.BytesIO()  # noqa: SIM115  # closed below
+            while block := file.read(min(BLOCK, wanted.max_bytes + 1 - content.tell())):
+                content.write(block)
     except ImportError as error:
         raise MissingExtraError(f"{wanted.where} needs a package that is not here: {error}") from error
     except Exception as error:  # every file system has errors of its own
         said = f"{type(error).__name__}: {error}".removesuffix(": ")
         raise DataError(f"{wanted.where} cannot be read ({said}); check the address and your credentials") from error
-    yield io.BytesIO(content)
+    with content:
+        content.seek(0)
+        yield content
 
 
 def _called(wanted: Wanted) -> Part:

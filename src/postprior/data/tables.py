@@ -103,6 +103,8 @@ class Wanted:
     inputs: tuple[str, ...] | None = None
     labelled: bool = True
     max_bytes: int = MAX_BYTES
+    mapped: bool = False
+    """Whether rows stay in files, as where several processes share a part."""
 
     def choose(self, names: Sequence[str], usual: str | None = None) -> tuple[list[str], str | None]:
         """Which of the columns are inputs, and which one is the target; ``usual`` is an input that makes do alone."""
