@@ -169,7 +169,7 @@ def test_no_process_holds_all_rows(kind: str, tmp_path: Path, monkeypatch: pytes
     makers: dict[str, Callable[[], Path]] = {
         "plain": lambda: npz(tmp_path / "a.npz", x=x, y=y),
         "compressed": lambda: npz(tmp_path / "a.npz", True, x=x, y=y),
-        "parquet": lambda: parquet(tmp_path / "a.parquet", table, 1000),
+        "parquet": lambda: parquet(tmp_path / "a.parquet", table, 400),
         "csv": lambda: csv(tmp_path / "a.csv", table),
     }
     path = makers[kind]()
