@@ -28,10 +28,13 @@ if TYPE_CHECKING:
     from postprior.learning.predict import predict as predict
     from postprior.learning.predict import score as score
     from postprior.learning.settings import Settings as Settings
+    from postprior.learning.sharded import absorb_sharded as absorb_sharded
     from postprior.networks.bayesian import BayesianNetwork as BayesianNetwork
     from postprior.networks.belief import Belief as Belief
     from postprior.networks.convert import bayesianize as bayesianize
     from postprior.networks.convert import first_belief as first_belief
+    from postprior.networks.sharded import ShardedBelief as ShardedBelief
+    from postprior.networks.sharded import first_share as first_share
     from postprior.pipeline.absorbing import Outcome as Outcome
     from postprior.pipeline.predictions import Predictions as Predictions
     from postprior.pipeline.store import Store as Store
@@ -55,13 +58,16 @@ _HOMES = {
     "Predictions": "postprior.pipeline.predictions",
     "Score": "postprior.learning.predict",
     "Settings": "postprior.learning.settings",
+    "ShardedBelief": "postprior.networks.sharded",
     "Store": "postprior.pipeline.store",
     "Update": "postprior.learning.absorb",
     "absorb": "postprior.learning.absorb",
+    "absorb_sharded": "postprior.learning.sharded",
     "as_inputs": "postprior.data.parts",
     "as_part": "postprior.data.parts",
     "bayesianize": "postprior.networks.convert",
     "first_belief": "postprior.networks.convert",
+    "first_share": "postprior.networks.sharded",
     "predict": "postprior.learning.predict",
     "score": "postprior.learning.predict",
 }

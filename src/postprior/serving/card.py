@@ -38,7 +38,7 @@ def model_card(manifest: Mapping[str, Any]) -> str:
         'prediction = store.predict("data.npz", at="ID")  # the name of this folder, or its beginning',
         "```",
         "",
-        "`belief.safetensors` holds the parameters of a distribution over each weight, not one value of it; "
+        "The tensors here (safetensors) are parameters of a distribution over each weight, not one value of it; "
         "`manifest.json` says how they came about. Nothing in this folder executes.",
         "",
     ]
