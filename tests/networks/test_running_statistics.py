@@ -147,6 +147,14 @@ def test_statistics_of_a_fully_frozen_layer_do_not_move(layer: nn.Module, by_pat
     torch.testing.assert_close(buffers["1.running_var"], batch_moments(seen)[1], rtol=1e-8, atol=1e-8)
 
 
+def test_a_fresh_start_keeps_the_statistics_of_earlier_parts() -> None:
+    data = examples(3)
+    learner = absorbed(network_of(nn.BatchNorm1d(3), (3,)).double(), data, 3, 16, start="fresh")
+    mean, variance = batch_moments(data[0])
+    torch.testing.assert_close(learner.belief.buffers["0.running_mean"], mean)
+    torch.testing.assert_close(learner.belief.buffers["0.running_var"], variance)
+
+
 def test_statistics_of_a_partly_frozen_layer_move() -> None:
     data = examples(3)
     learner = absorbed(network_of(nn.BatchNorm1d(3), (3,)).double(), data, 3, 16, frozen=("0.weight",))

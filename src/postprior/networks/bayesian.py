@@ -204,13 +204,18 @@ def from_belief(
     """A trainable copy of the belief inside a copy of the network."""
     check_fits(network, belief)
     network = copy_network(network)
-    with torch.no_grad():
-        for name, buffer in network.named_buffers():
-            if buffer.shape == belief.buffers[name].shape:
-                buffer.copy_(belief.buffers[name])
+    take_buffers(network, belief)
     families = {name: copy.deepcopy(family).requires_grad_(True) for name, family in belief.weights.items()}
     options: dict[str, Any] = {"local_reparameterization": local_reparameterization, "generator": generator}
     return BayesianNetwork(network, families, held=belief.held, **options)
+
+
+@torch.no_grad()
+def take_buffers(network: nn.Module, belief: Belief) -> None:
+    """Put the belief's buffers, running statistics among them, into the network."""
+    for name, buffer in network.named_buffers():
+        if buffer.shape == belief.buffers[name].shape:
+            buffer.copy_(belief.buffers[name])
 
 
 def check_fits(network: nn.Module, belief: Belief) -> None:

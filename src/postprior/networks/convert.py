@@ -9,7 +9,15 @@ from torch import Tensor, nn
 
 from postprior.errors import NetworkError, SettingError
 from postprior.families import Factorized, Family, Point, Role, family_for
-from postprior.networks.bayesian import LIKELIHOOD, BayesianNetwork, check_fits, check_plain, copy_network, learnable
+from postprior.networks.bayesian import (
+    LIKELIHOOD,
+    BayesianNetwork,
+    check_fits,
+    check_plain,
+    copy_network,
+    learnable,
+    take_buffers,
+)
 from postprior.networks.belief import Belief
 from postprior.networks.layers import sites
 
@@ -126,6 +134,8 @@ def starting_posterior(
     """A fresh start in the prior's families: means at the network's own weights, never wider than the prior."""
     check_fits(network, prior)
     network = copy_network(network)
+    if prior.num_parts:  # what was counted stays counted, however the weights start
+        take_buffers(network, prior)
     parameters = dict(learnable(network))
     families: dict[str, Family] = {}
     with torch.no_grad():
