@@ -25,8 +25,6 @@ import ours
 import torch
 from timing import about, say
 
-from postprior.learning.graph import own_stream
-
 MORE_BYTES_A_WEIGHT = {
     "width: exp": 8,
     "normal number": 4,
@@ -99,9 +97,8 @@ def measure(asked: argparse.Namespace) -> None:
     torch.set_float32_matmul_precision("high")
     device = torch.empty(0, device=asked.device).device  # with its number
     wanted = gpu_tables.Asked(device, asked.rounds, asked.span, asked.small)
-    with own_stream(device, device.type == "cuda"):
-        for name, row in gpu_tables.TABLES[asked.table](wanted):
-            say(json.dumps([name, row]))
+    for name, row in gpu_tables.TABLES[asked.table](wanted):
+        say(json.dumps([name, row]))
 
 
 def rows_of(table: str, limit: float) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -8,7 +8,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,17 @@ class Asked:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
+    def apart(self) -> Callable[[], AbstractContextManager[object]]:
+        """Gives a stream of its own to a case, to be entered every time the case is run.
+
+        Recordings on one stream share what cuBLAS works in, and torch 2.11 frees it with the first of them that goes
+        (pytorch issue 193402): the others then write into memory that belongs to someone else.
+        """
+        if self.device.type != "cuda":
+            return nullcontext
+        stream = torch.cuda.Stream(self.device)
+        return lambda: torch.cuda.stream(stream)
+
 
 @dataclass(frozen=True)
 class Turn:
@@ -60,21 +71,25 @@ class Turn:
 
 def turn(make: Callable[[], Case], asked: Asked, warm: int) -> Turn:
     """The first steps, in which kernels are chosen and the step is recorded, are not counted."""
-    case = make()
-    for _ in range(warm):
-        case()
-    asked.wait()
-    began, tried = time.perf_counter(), max(1, warm // 2)
-    for _ in range(tried):
-        case()
-    asked.wait()
+    asked.wait()  # what it is made of is there
+    on_its_stream = asked.apart()
+    with on_its_stream():
+        case = make()
+        for _ in range(warm):
+            case()
+        asked.wait()
+        began, tried = time.perf_counter(), max(1, warm // 2)
+        for _ in range(tried):
+            case()
+        asked.wait()
     count = round(asked.span * tried / (time.perf_counter() - began))
     count = min(MOST_STEPS, max(1, count))
 
     def run() -> None:
-        for _ in range(count):
-            case()
-        asked.wait()
+        with on_its_stream():
+            for _ in range(count):
+                case()
+            asked.wait()
 
     return Turn(run, count)
 
@@ -200,29 +215,27 @@ def prediction(asked: Asked) -> Rows:
 
 def gaps(asked: Asked) -> Rows:
     """The share of a step's time on the wall in which no kernel ran; kernels by the profiler, the wall without it."""
-    failed: dict[str, str] = {}
-    built: dict[str, Case] = {}
+    makers: dict[str, Callable[[], Case]] = {}
     for name in ours.NETWORKS:
         x, y = ours.data(name, ours.BATCH, asked.device)
         for precision in ("float32", "bfloat16"):
             for mode in MODES:
-                makers = _step_cases(name, x, y, precision, mode)
-                for case in (PLAIN, "factorized"):
-                    title = f"{name}, {precision}, {mode}, {case}"
-                    with noted(failed, title):
-                        built[title] = makers[case]()
+                made = _step_cases(name, x, y, precision, mode)
+                makers |= {f"{name}, {precision}, {mode}, {case}": made[case] for case in (PLAIN, "factorized")}
     # All walls first: once it has been used, the profiler may leave something behind that every launch passes.
-    walls = dict(compared({title: lambda case=case: case for title, case in built.items()}, asked))
-    for title in [*built, *failed]:
-        row = walls.get(title, {})
+    for title, row in list(compared(makers, asked)):
+        failed: dict[str, str] = {}
         if "seconds" in row:
-            with noted(failed, title):
-                row = {**row, **_profiled(built[title], row["seconds"], asked)}
-        yield title, {**row, **({"failed": failed[title]} if title in failed else {})}
+            with noted(failed, title), asked.apart()():
+                row = {**row, **_profiled(makers[title](), row["seconds"], asked)}
+        yield title, {**row, **({"failed": failed[title]} if failed else {})}
 
 
 def _profiled(case: Case, wall: float, asked: Asked) -> dict[str, Any]:
     count, cuda = 3 if asked.small else PROFILED_STEPS, asked.device.type == "cuda"
+    for _ in range(10):  # kernels are chosen, and the step is recorded
+        case()
+    asked.wait()
     with profile(activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU]) as profiler:
         for _ in range(count):
             case()

@@ -1,5 +1,7 @@
 import json
+import re
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,8 +9,10 @@ import pytest
 from paper.tiny_experiments import experiment, pretrained
 from postprior.errors import SettingError
 from postprior.learning.settings import Settings
+from postprior.paper import records
 from postprior.paper.configs import CONFIGURATIONS, LABELS, choose
 from postprior.paper.experiment import Experiment
+from postprior.paper.summary import sections
 
 EVERY = [(task, name, make) for task, named in CONFIGURATIONS.items() for name, make in named.items()]
 OTHERS: dict[str, Any] = {
@@ -62,12 +66,26 @@ def test_the_hash_is_the_same_tomorrow() -> None:
 @pytest.mark.parametrize(("task", "name", "make"), EVERY, ids=[f"{task}-{name}" for task, name, _ in EVERY])
 def test_a_configuration_is_complete(task: str, name: str, make: Any) -> None:
     assert f"postprior reproduce {task} --families {name}`" in make.__doc__
-    assert "not yet measured" in make.__doc__
     assert name in LABELS
     for variant in ("paper", "tuned", "quick"):
         made: Experiment = make(10, variant)
         assert (made.dataset, made.approach, made.num_parts, made.variant) == (task, name, 10, variant)
         assert Experiment.from_plain(json.loads(json.dumps(made.to_plain()))) == made
+
+
+def test_what_a_configuration_expects_was_measured() -> None:
+    results = Path(__file__).parents[2] / "results"
+    cells = [cell for section in sections(records.read_all(results)) for cell in section.cells]
+    found = {cell.name: cell for cell in cells if len(cell.results) == 5}
+    expected = 0
+    for task, name, make in EVERY:
+        said = re.findall(r"T=(\d+) ([\d.]+) ± ([\d.]+)", make.__doc__)
+        assert bool(said) != ("not yet measured" in make.__doc__)
+        for num_parts, mean, half_width in said:
+            accuracy = found[f"{task}-{name}-t{num_parts}-paper"].over(lambda result: 100 * result.final.accuracy)
+            assert (f"{accuracy.mean:.2f}", f"{accuracy.half_width:.2f}") == (mean, half_width)
+            expected += 1
+    assert expected == sum(cell.name.endswith("-paper") for cell in found.values())
 
 
 def test_configurations_differ() -> None:

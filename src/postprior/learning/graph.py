@@ -16,7 +16,11 @@ Item = Tensor | Batch
 
 @contextmanager
 def own_stream(device: torch.device, wanted: bool) -> Generator[None]:
-    """Inside, work is queued on a stream of its own: what the default stream has begun cannot be recorded."""
+    """Inside, work is queued on a stream of its own: what the default stream has begun cannot be recorded.
+
+    And what is recorded on a stream shares the memory that cuBLAS works in with all else recorded there: torch frees it
+    with the first recording that goes (pytorch issue 193402), so no two that live together may come from one stream.
+    """
     if not wanted:
         yield
         return

@@ -9,8 +9,9 @@ Every function takes T and one of three variants:
   at T=1 the same, with as many steps in all.
 - "quick": few images and steps, and a temperature to match, to see that everything works. Its numbers show no more.
 
-Commands are for the paper's variant with 5 seeds; add ``--variant tuned`` or ``--quick``. Durations and numbers stand
-here once they have been measured by these very configurations; none has been yet.
+Commands are for the paper's variant with 5 seeds; add ``--variant tuned`` or ``--quick``. Numbers are means over five
+seeds with 95% intervals, from results/; minutes are those of a run at T=1 and at T=10 on one H200 that some 15 runs
+share. What has no number has not been run five times.
 """
 
 from collections.abc import Sequence
@@ -47,7 +48,8 @@ class Configuration(Protocol):
 def mnist_ft(num_parts: int = 10, variant: Variant = "paper") -> Experiment:
     """MNIST, LeNet5, fine-tuning; T=1 is the joint upper bound of a network without a belief.
 
-    ``postprior reproduce mnist --families ft``; expected accuracy: not yet measured.
+    ``postprior reproduce mnist --families ft``
+    Expected accuracy %: T=1 99.16 ± 0.11, T=10 99.13 ± 0.10 (0.2 / 0.4 min a run).
     """
     return recipes.experiment("mnist", "ft", num_parts, variant)
 
@@ -55,7 +57,8 @@ def mnist_ft(num_parts: int = 10, variant: Variant = "paper") -> Experiment:
 def mnist_ffg(num_parts: int = 10, variant: Variant = "paper") -> Experiment:
     """MNIST, LeNet5, fully factorised Gaussian; T=1 is its joint upper bound.
 
-    ``postprior reproduce mnist --families ffg``; expected accuracy: not yet measured.
+    ``postprior reproduce mnist --families ffg``
+    Expected accuracy %: T=1 99.25 ± 0.10, T=10 98.99 ± 0.09 (0.3 / 0.5 min a run).
     """
     return recipes.experiment("mnist", "ffg", num_parts, variant)
 
@@ -63,7 +66,8 @@ def mnist_ffg(num_parts: int = 10, variant: Variant = "paper") -> Experiment:
 def mnist_cfg(num_parts: int = 10, variant: Variant = "paper") -> Experiment:
     """MNIST, LeNet5, channel factorised Gaussian.
 
-    ``postprior reproduce mnist --families cfg``; expected accuracy: not yet measured.
+    ``postprior reproduce mnist --families cfg``
+    Expected accuracy %: T=1 99.25 ± 0.06, T=10 99.11 ± 0.07 (0.6 / 1.1 min a run).
     """
     return recipes.experiment("mnist", "cfg", num_parts, variant)
 
@@ -71,7 +75,8 @@ def mnist_cfg(num_parts: int = 10, variant: Variant = "paper") -> Experiment:
 def mnist_mnf(num_parts: int = 10, variant: Variant = "paper") -> Experiment:
     """MNIST, LeNet5, multiplicative normalizing flows.
 
-    ``postprior reproduce mnist --families mnf``; expected accuracy: not yet measured.
+    ``postprior reproduce mnist --families mnf``
+    Expected accuracy %: T=1 99.13 ± 0.13, T=10 98.90 ± 0.06 (1.0 / 2.0 min a run).
     """
     return recipes.experiment("mnist", "mnf", num_parts, variant)
 
@@ -79,7 +84,8 @@ def mnist_mnf(num_parts: int = 10, variant: Variant = "paper") -> Experiment:
 def mnist_ft_early(num_parts: int = 10, variant: Variant = "paper") -> Experiment:
     """MNIST, LeNet5, fine-tuning that stops by a tenth of each part, which it does not learn from.
 
-    ``postprior reproduce mnist --families ft-early``; expected accuracy: not yet measured.
+    ``postprior reproduce mnist --families ft-early``
+    Expected accuracy %: T=1 99.14 ± 0.17, T=10 99.00 ± 0.12 (0.2 / 0.2 min a run).
     """
     return recipes.early("mnist", num_parts, variant)
 
@@ -87,7 +93,8 @@ def mnist_ft_early(num_parts: int = 10, variant: Variant = "paper") -> Experimen
 def mnist_ft_fs(num_parts: int = 10, variant: Variant = "paper") -> Experiment:
     """MNIST, LeNet5, fine-tuning held to its old predictions on each new part; at T=1 it would be fine-tuning.
 
-    ``postprior reproduce mnist --families ft-fs``; expected accuracy: not yet measured.
+    ``postprior reproduce mnist --families ft-fs``
+    Expected accuracy %: T=10 99.15 ± 0.08 (0.5 min a run).
     """
     return recipes.experiment("mnist", "ft-fs", num_parts, variant, function_space=1.0)
 
@@ -95,7 +102,8 @@ def mnist_ft_fs(num_parts: int = 10, variant: Variant = "paper") -> Experiment:
 def mnist_ewc(num_parts: int = 10, variant: Variant = "paper") -> Experiment:
     """MNIST, LeNet5, online EWC, with λ = 1 unless it was tuned; at T=1 it would be fine-tuning.
 
-    ``postprior reproduce mnist --families ewc``; expected accuracy: not yet measured.
+    ``postprior reproduce mnist --families ewc``
+    Expected accuracy %: T=10 99.12 ± 0.09 (0.7 min a run).
     """
     return recipes.experiment("mnist", "ewc", num_parts, variant, method="ewc")
 
@@ -103,7 +111,8 @@ def mnist_ewc(num_parts: int = 10, variant: Variant = "paper") -> Experiment:
 def cifar10_ft(num_parts: int = 10, variant: Variant = "paper") -> Experiment:
     """CIFAR-10, 3Conv3FC, fine-tuning; T=1 is the joint upper bound of a network without a belief.
 
-    ``postprior reproduce cifar10 --families ft``; expected accuracy: not yet measured.
+    ``postprior reproduce cifar10 --families ft``
+    Expected accuracy: not yet measured.
     """
     return recipes.experiment("cifar10", "ft", num_parts, variant)
 
@@ -111,7 +120,8 @@ def cifar10_ft(num_parts: int = 10, variant: Variant = "paper") -> Experiment:
 def cifar10_ffg(num_parts: int = 10, variant: Variant = "paper") -> Experiment:
     """CIFAR-10, 3Conv3FC, fully factorised Gaussian, KL x 0.05; T=1 is its joint upper bound.
 
-    ``postprior reproduce cifar10 --families ffg``; expected accuracy: not yet measured.
+    ``postprior reproduce cifar10 --families ffg``
+    Expected accuracy: not yet measured.
     """
     return recipes.experiment("cifar10", "ffg", num_parts, variant)
 
@@ -119,7 +129,8 @@ def cifar10_ffg(num_parts: int = 10, variant: Variant = "paper") -> Experiment:
 def cifar10_cfg(num_parts: int = 10, variant: Variant = "paper") -> Experiment:
     """CIFAR-10, 3Conv3FC, channel factorised Gaussian, KL x 0.05.
 
-    ``postprior reproduce cifar10 --families cfg``; expected accuracy: not yet measured.
+    ``postprior reproduce cifar10 --families cfg``
+    Expected accuracy: not yet measured.
     """
     return recipes.experiment("cifar10", "cfg", num_parts, variant)
 
@@ -127,7 +138,8 @@ def cifar10_cfg(num_parts: int = 10, variant: Variant = "paper") -> Experiment:
 def cifar10_mnf(num_parts: int = 10, variant: Variant = "paper") -> Experiment:
     """CIFAR-10, 3Conv3FC, multiplicative normalizing flows, KL x 0.05.
 
-    ``postprior reproduce cifar10 --families mnf``; expected accuracy: not yet measured.
+    ``postprior reproduce cifar10 --families mnf``
+    Expected accuracy: not yet measured.
     """
     return recipes.experiment("cifar10", "mnf", num_parts, variant)
 
@@ -135,7 +147,8 @@ def cifar10_mnf(num_parts: int = 10, variant: Variant = "paper") -> Experiment:
 def cifar10_ft_early(num_parts: int = 10, variant: Variant = "paper") -> Experiment:
     """CIFAR-10, 3Conv3FC, fine-tuning that stops by a tenth of each part, which it does not learn from.
 
-    ``postprior reproduce cifar10 --families ft-early``; expected accuracy: not yet measured.
+    ``postprior reproduce cifar10 --families ft-early``
+    Expected accuracy: not yet measured.
     """
     return recipes.early("cifar10", num_parts, variant)
 
@@ -143,7 +156,8 @@ def cifar10_ft_early(num_parts: int = 10, variant: Variant = "paper") -> Experim
 def cifar10_ft_fs(num_parts: int = 10, variant: Variant = "paper") -> Experiment:
     """CIFAR-10, 3Conv3FC, fine-tuning held to its old predictions on each new part; at T=1 it would be fine-tuning.
 
-    ``postprior reproduce cifar10 --families ft-fs``; expected accuracy: not yet measured.
+    ``postprior reproduce cifar10 --families ft-fs``
+    Expected accuracy: not yet measured.
     """
     return recipes.experiment("cifar10", "ft-fs", num_parts, variant, function_space=1.0)
 
@@ -151,7 +165,8 @@ def cifar10_ft_fs(num_parts: int = 10, variant: Variant = "paper") -> Experiment
 def cifar10_ewc(num_parts: int = 10, variant: Variant = "paper") -> Experiment:
     """CIFAR-10, 3Conv3FC, online EWC, with λ = 1 unless it was tuned; at T=1 it would be fine-tuning.
 
-    ``postprior reproduce cifar10 --families ewc``; expected accuracy: not yet measured.
+    ``postprior reproduce cifar10 --families ewc``
+    Expected accuracy: not yet measured.
     """
     return recipes.experiment("cifar10", "ewc", num_parts, variant, method="ewc")
 
@@ -168,7 +183,8 @@ def cifar10_ffg_kl1(num_parts: int = 10, variant: Variant = "paper") -> Experime
 def cifar5_ft(num_parts: int = 10, variant: Variant = "paper") -> Experiment:
     """CIFAR(5+5), 3Conv3FC, fine-tuning on the second five classes from a network drawn at random.
 
-    ``postprior reproduce cifar5+5 --families ft``; expected accuracy: not yet measured.
+    ``postprior reproduce cifar5+5 --families ft``
+    Expected accuracy: not yet measured.
     """
     return recipes.experiment("cifar5+5", "ft", num_parts, variant)
 
@@ -176,7 +192,8 @@ def cifar5_ft(num_parts: int = 10, variant: Variant = "paper") -> Experiment:
 def cifar5_ft_pretrained(num_parts: int = 10, variant: Variant = "paper") -> Experiment:
     """CIFAR(5+5), 3Conv3FC, fine-tuning from convolutions trained on the first five classes.
 
-    ``postprior reproduce cifar5+5 --families ft-pretrained``; expected accuracy: not yet measured.
+    ``postprior reproduce cifar5+5 --families ft-pretrained``
+    Expected accuracy: not yet measured.
     """
     return recipes.pretrained("ft-pretrained", num_parts, variant, family="point", pretraining="finetune")
 
@@ -184,7 +201,8 @@ def cifar5_ft_pretrained(num_parts: int = 10, variant: Variant = "paper") -> Exp
 def cifar5_ffg(num_parts: int = 10, variant: Variant = "paper") -> Experiment:
     """CIFAR(5+5), 3Conv3FC, fully factorised Gaussian without pretraining, KL x 0.05.
 
-    ``postprior reproduce cifar5+5 --families ffg``; expected accuracy: not yet measured.
+    ``postprior reproduce cifar5+5 --families ffg``
+    Expected accuracy: not yet measured.
     """
     return recipes.experiment("cifar5+5", "ffg", num_parts, variant)
 
@@ -192,7 +210,8 @@ def cifar5_ffg(num_parts: int = 10, variant: Variant = "paper") -> Experiment:
 def cifar5_ffg_fixed(num_parts: int = 10, variant: Variant = "paper") -> Experiment:
     """CIFAR(5+5), 3Conv3FC, FFG around pretrained convolutions with one width, searched on the first part.
 
-    ``postprior reproduce cifar5+5 --families ffg-fixed``; expected accuracy: not yet measured.
+    ``postprior reproduce cifar5+5 --families ffg-fixed``
+    Expected accuracy: not yet measured.
     """
     sds = (0.03, 0.3) if variant == "quick" else (0.01, 0.03, 0.1, 0.3, 1.0)
     fixed: dict[str, Any] = {"pretraining": "fixed", "pretraining_sds": sds}
@@ -202,7 +221,8 @@ def cifar5_ffg_fixed(num_parts: int = 10, variant: Variant = "paper") -> Experim
 def cifar5_ffg_laplace(num_parts: int = 10, variant: Variant = "paper") -> Experiment:
     """CIFAR(5+5), 3Conv3FC, FFG around pretrained convolutions with Laplace's width of every weight.
 
-    ``postprior reproduce cifar5+5 --families ffg-laplace``; expected accuracy: not yet measured.
+    ``postprior reproduce cifar5+5 --families ffg-laplace``
+    Expected accuracy: not yet measured.
     """
     return recipes.pretrained("ffg-laplace", num_parts, variant, family="factorized", pretraining="laplace")
 
