@@ -98,7 +98,7 @@ def test_choosing(
     [
         (["imagenet"], "'imagenet' is not known; choose among mnist, cifar10, cifar5+5, all."),
         (["mnist", "--variant", "best"], "'best' is not known; choose among paper, tuned, both."),
-        (["mnist", "--families", "ffg,bbb"], "bbb: expected approaches among ft, ffg, cfg, mnf, ft-early, ewc"),
+        (["mnist", "--families", "ffg,bbb"], "bbb: expected approaches among ft, ffg, cfg, mnf, ft-early, ft-fs, ewc"),
         (["mnist", "--parts", "ten"], "--parts ten: expected whole numbers such as 1,10."),
         (["mnist", "--parts", "0"], "--parts 0: expected whole numbers from 1."),
         (["mnist", "--seeds", "0"], "--seeds"),

@@ -32,7 +32,7 @@ def reproduce(
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds of each run, 0 and up: 5; 1 with --quick.")] = None,
     families: Annotated[
         str | None,
-        typer.Option(metavar="NAMES", help="Only these, with commas between: ft, ffg, cfg, mnf, ft-early, ewc, ..."),
+        typer.Option(metavar="NAMES", help="Only these, with commas between: ft, ffg, cfg, mnf, ft-early, ft-fs, ..."),
     ] = None,
     parts: Annotated[str | None, typer.Option(metavar="T", help="Only these T, with commas between.")] = None,
     variant: Annotated[str, typer.Option(help="Settings: paper, tuned or both.")] = "paper",
