@@ -41,9 +41,9 @@ def around(start: Candidate, **axes: Iterable[Any]) -> list[Candidate]:
 FINE_TUNING = {"learning_rate": (3e-4, 1e-3, 3e-3), "schedule": ("constant", "linear")}
 
 MNIST_START: Candidate = {"temperature": 0.2, "prior_sd": 0.1, "steps": 1500}
-CIFAR10_START: Candidate = {"temperature": 0.02, "prior_sd": 0.1, "steps": 1200}
+CIFAR10_START: Candidate = {"temperature": 0.005, "prior_sd": 0.1, "steps": 1200}
 CIFAR10_HELD: Candidate = {**CIFAR10_START, "function_space": 0.3, "local_reparameterization": True}
-CIFAR5_START: Candidate = {"temperature": 0.02, "steps": 600}
+CIFAR5_START: Candidate = {"temperature": 0.005, "steps": 600}
 
 CANDIDATES: dict[str, dict[str, list[Candidate]]] = {
     "mnist": {
@@ -77,7 +77,7 @@ CANDIDATES: dict[str, dict[str, list[Candidate]]] = {
             *around(
                 CIFAR10_HELD,
                 function_space=(0.0, 1.0),
-                temperature=(0.005, 0.01, 0.05),
+                temperature=(0.001, 0.002, 0.02),
                 prior_sd=("fan_in", 1.0),
                 learning_rate=(5e-4, 2e-3),
                 steps=(2200,),
@@ -89,7 +89,7 @@ CANDIDATES: dict[str, dict[str, list[Candidate]]] = {
             {**CIFAR10_START, "temperature": 0.2, "spread_rate": 10.0, "steps": 2200},
         ],
         "cfg": [
-            *around(CIFAR10_START, temperature=(0.01, 0.05), function_space=(0.3, 1.0)),
+            *around(CIFAR10_START, temperature=(0.001, 0.02), function_space=(0.3, 1.0)),
             *around({**CIFAR10_START, "temperature": 0.2}, function_space=(0.3, 1.0)),
             *around({**CIFAR10_START, "temperature": 0.1}, function_space=(1.0,)),
         ],
@@ -99,12 +99,12 @@ CANDIDATES: dict[str, dict[str, list[Candidate]]] = {
         "ft-pretrained": grid(learning_rate=(3e-4, 1e-3), schedule=("constant", "linear"), steps=(200, 600)),
         "ffg": [
             *around(
-                CIFAR5_START, temperature=(0.005, 0.05), prior_sd=("fan_in",), steps=(1200,), function_space=(0.3, 1.0)
+                CIFAR5_START, temperature=(0.001, 0.02), prior_sd=("fan_in",), steps=(1200,), function_space=(0.3, 1.0)
             ),
             {**CIFAR5_START, "function_space": 0.3, "local_reparameterization": True},
         ],
         "ffg-laplace": [
-            *around(CIFAR5_START, temperature=(0.005, 0.05), steps=(1200,), function_space=(0.3, 1.0)),
+            *around(CIFAR5_START, temperature=(0.001, 0.02), steps=(1200,), function_space=(0.3, 1.0)),
             {**CIFAR5_START, "function_space": 0.3, "local_reparameterization": True},
         ],
     },
