@@ -64,8 +64,7 @@ def main() -> None:
         measure(asked)
         return
     tables: dict[str, dict[str, Any]] = {}
-    command = "python benchmarks/gpu.py " + " ".join(sys.argv[1:])
-    found = {**about(command, []), "clock": "time on the wall", "rounds": asked.rounds, "batch": ours.BATCH}
+    found = {**about([]), "clock": "time on the wall", "rounds": asked.rounds, "batch": ours.BATCH}
     found |= {
         "tables": tables,
         "more_bytes_a_weight": MORE_BYTES_A_WEIGHT,
@@ -78,7 +77,7 @@ def main() -> None:
             tables[table][name] = row
             say(f"{name:<58}{shown(row)}")
             keep(asked.out, found)
-        found |= {**about(command, []), "floor": dict(floor(tables))}
+        found |= {**about([]), "floor": dict(floor(tables))}
         keep(asked.out, found)
     say("\nthe floor of a factorized step, recorded")
     for name, row in dict(floor(tables)).items():

@@ -14,7 +14,6 @@ import argparse
 import json
 import os
 import platform
-import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -189,12 +188,11 @@ def main() -> None:
             parser.error(f"{asked.out} was measured with another {odd[0]}: give --out another file")
         kept = before["seeds"]
     asked.out.parent.mkdir(parents=True, exist_ok=True)
-    command = "python benchmarks/merging.py " + " ".join(sys.argv[1:])
     with crowd(asked.device) as learn:
         for seed in range(asked.seeds):
             if str(seed) not in kept:
                 kept[str(seed)] = Trial(seed, asked.steps, asked.device, learn).results(asked.rounds)
-                written = {**about(command, ["ray"]), **fixed, "seeds": kept}
+                written = {**about(["ray"]), **fixed, "seeds": kept}
                 asked.out.write_text(json.dumps(written, indent=2) + "\n")
     for way in next(iter(kept.values())):
         shown = [f"{name} {mean(found[way][name] for found in kept.values()):.4f}" for name in SHOWN]

@@ -30,7 +30,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         seconds, num_bytes = nights(Path(folder) / "store", asked.parts)
     found = {
-        **about(f"python benchmarks/parts.py --parts {asked.parts}", ["safetensors"]),
+        **about(["safetensors"]),
         "seconds_a_night_after": {
             str(end): statistics.median(seconds[end - WINDOW : end]) for end in range(100, asked.parts + 1, 100)
         },

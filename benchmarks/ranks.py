@@ -96,7 +96,7 @@ def main() -> None:
             cases.append(case(processes, weights))
             say(json.dumps(cases[-1]))
     found = {
-        **about("python benchmarks/ranks.py " + " ".join(sys.argv[1:]), ["safetensors"]),
+        **about(["safetensors"]),
         "what": f"one hidden layer, {FEATURES} inputs, {BATCH} examples a step over all processes, {STEPS} steps",
         "bytes_a_weight_computed": {**BYTES_A_WEIGHT, "together": sum(BYTES_A_WEIGHT.values())},
         "cases": cases,
@@ -156,7 +156,7 @@ def sharded_cases(sizes: list[float], counts: list[int], out: Path | None) -> No
             cases.append({**figures(learned, processes, 0), **opened})
             say(json.dumps(cases[-1]))
     found = {
-        **about("python benchmarks/ranks.py " + " ".join(sys.argv[1:]), ["safetensors"]),
+        **about(["safetensors"]),
         "what": f"{LAYERS} square matrices and their biases, 8 examples a step over all processes, 3 steps",
         "bytes_a_weight_computed": SHARDED_BYTES_A_WEIGHT,
         "bytes_a_weight_of_the_largest_tensor_computed": BYTES_A_WEIGHT_OF_THE_LARGEST_TENSOR,

@@ -127,7 +127,7 @@ def main() -> None:
             cells = (f"{key} {value:.4g}" if isinstance(value, float | int) else value for key, value in found.items())
             say(f"{table:<8} {number:>11,}  " + "; ".join(cells))
     if chosen.out:
-        kept = {**about(" ".join(["scaling.py", *sys.argv[1:]]), []), "threads": 1, "clock": "process time"}
+        kept = {**about([]), "threads": 1, "clock": "process time"}
         chosen.out.parent.mkdir(parents=True, exist_ok=True)
         chosen.out.write_text(json.dumps({**kept, "tables": tables}, indent=1) + "\n", encoding="utf-8")
 

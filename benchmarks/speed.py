@@ -208,7 +208,7 @@ def main() -> None:
             over = f"{size / base:6.2f} x plain" if size and base else ""
             say(f"{case:<34}{'not measured' if size is None else f'{size / 1e6:8.0f} MB'}{over:>20}")
     packages = [package for package, _ in PEERS.values()] + ["laplace-torch"]
-    kept = {**about(" ".join(["speed.py", *sys.argv[1:]]), packages), "rounds": chosen.rounds}
+    kept = {**about(packages), "rounds": chosen.rounds}
     clock = "process time" if chosen.threads == 1 else "wall time"
     kept |= {"threads": chosen.threads, "clock": clock, "tables": tables, "peak_bytes": rises}
     chosen.out.parent.mkdir(parents=True, exist_ok=True)

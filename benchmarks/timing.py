@@ -48,10 +48,10 @@ def ratio(seconds: list[float], base: list[float]) -> dict[str, float]:
     return {"ratio": statistics.median(found), "low": found[low], "high": found[high]}
 
 
-def about(command: str, packages: list[str]) -> dict[str, Any]:
+def about(packages: list[str]) -> dict[str, Any]:
     """Where, when and with what it was measured."""
     return {
-        "command": command,
+        "command": command(),
         "commit": commit(),
         "measured": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "device": processor(),
@@ -61,6 +61,15 @@ def about(command: str, packages: list[str]) -> dict[str, Any]:
         "torch": torch.__version__,
         "versions": {name: found for name in packages if (found := installed(name))},
     }
+
+
+def command() -> str:
+    """What was asked for, but for the file to write: where it lay on some machine is nobody else's."""
+    words = sys.argv[1:]
+    if "--out" in words:
+        place = words.index("--out")
+        del words[place : place + 2]
+    return " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *words])
 
 
 def installed(package: str) -> str | None:
