@@ -35,7 +35,9 @@ def reproduce(
         typer.Option(metavar="NAMES", help="Only these, with commas between: ft, ffg, cfg, mnf, ft-early, ft-fs, ..."),
     ] = None,
     parts: Annotated[str | None, typer.Option(metavar="T", help="Only these T, with commas between.")] = None,
-    variant: Annotated[str, typer.Option(help="Settings: paper, tuned or both.")] = "paper",
+    variant: Annotated[
+        str, typer.Option(help="Settings: paper, tuned (not searched to the end yet) or both.")
+    ] = "paper",
     quick: Annotated[
         bool, typer.Option("--quick", help="The whole path on few images and steps, in minutes on a CPU.")
     ] = False,

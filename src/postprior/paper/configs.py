@@ -6,7 +6,8 @@ Every function takes T and one of three variants:
   CIFAR-10, 100 weight samples at the end. It names no batch size and trains "until convergence": we take 128, and
   the steps in recipes.py, the same for all families.
 - "tuned": temperature, prior, rates, steps and terms as `postprior search` chose them on training images set aside;
-  at T=1 the same, with as many steps in all.
+  at T=1 the same, with as many steps in all. The search has not run to its end yet, and ``recipes.TUNED`` is empty: so
+  far these are the settings it starts from.
 - "quick": few images and steps, and a temperature to match, to see that everything works. Its numbers show no more.
 
 Commands are for the paper's variant with 5 seeds; add ``--variant tuned`` or ``--quick``. Numbers are means over five

@@ -43,7 +43,8 @@ PARTS_OF_SEARCH = 10
 """The T that settings were searched at; with another, the steps over all parts stay the same."""
 
 TUNED: dict[str, dict[str, Candidate]] = {"mnist": {}, "cifar10": {}, "cifar5+5": {}}
-"""By task and approach, what `postprior search` chose; results/search has the record, and a test compares them."""
+"""By task and approach, what `postprior search` chose. Empty as long as no search has run to its end: what is called tuned
+is until then what the search starts from."""
 
 LIKE = {"ft-early": "ft", "mnf": "ffg", "ffg-kl1": "ffg", "ffg-fixed": "ffg-laplace"}
 """Where an approach was not searched, the one whose settings it takes."""
@@ -94,7 +95,7 @@ def experiment(
     if variant == "tuned":
         found = dict(TUNED[task].get(approach) or TUNED[task].get(LIKE.get(approach, ""), {}))
         if "steps" in found:
-            found["steps"] = _spread(found["steps"], num_parts)
+            found["steps"] = _steps_a_part(found["steps"], num_parts)
         made = adjusted(made, found)
     if temperature is not None:
         made = adjusted(made, {"temperature": temperature})
@@ -119,11 +120,11 @@ def settings(task: str, num_parts: int, variant: Variant, point: bool) -> Settin
         options["batch_size"] = 32
     steps = jointly if num_parts == 1 else a_part
     if variant in ("tuned", "search"):
-        steps = _spread(a_part, num_parts)
+        steps = _steps_a_part(a_part, num_parts)
     # The old belief's score of each new part would cost a pass and is not reported.
     return Settings(steps=steps, score_samples=0, cuda_graph=True, **options)
 
 
-def _spread(steps: int, num_parts: int) -> int:
+def _steps_a_part(steps: int, num_parts: int) -> int:
     """Steps a part where ``PARTS_OF_SEARCH`` parts would have so many: as many in all."""
     return steps * PARTS_OF_SEARCH // num_parts

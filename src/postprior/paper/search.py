@@ -2,7 +2,7 @@
 
 5,000 images are set aside before the parts are cut, and the test set is never looked at. What stands here is the whole
 record: all candidates; fine-tuning has about as many as a family. All are tried with one seed, the best of each
-approach with one more; the best of these by accuracy, averaged over the seeds, stand in ``recipes.TUNED``.
+approach with one more; the best of these by accuracy, averaged over the seeds, belong into ``recipes.TUNED``.
 """
 
 import itertools
