@@ -43,8 +43,8 @@ PARTS_OF_SEARCH = 10
 """The T that settings were searched at; with another, the steps over all parts stay the same."""
 
 TUNED: dict[str, dict[str, Candidate]] = {"mnist": {}, "cifar10": {}, "cifar5+5": {}}
-"""By task and approach, what `postprior search` chose. Empty as long as no search has run to its end: what is called tuned
-is until then what the search starts from."""
+"""By task and approach, what `postprior search` chose. Empty as long as no search has run to its end:
+until then what is called tuned is what the search starts from."""
 
 LIKE = {"ft-early": "ft", "mnf": "ffg", "ffg-kl1": "ffg", "ffg-fixed": "ffg-laplace"}
 """Where an approach was not searched, the one whose settings it takes."""
